@@ -1,6 +1,6 @@
 """The same random cases in every run, and how many: a law that fails here fails everywhere.
 
-By default each tries a third of its cases, and one of its name among the slow tests all of them.
+By default each tries an eighth of its cases, and one of its name among the slow tests all of them.
 ``HYPOTHESIS_PROFILE=more`` tries four times as many; ``thorough`` looks further, with new cases each time.
 """
 
@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, is_hypothesis_test, settings
 from hypothesis import strategies as st
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "laws")
-SHARE = 3
+SHARE = 8
 """One of so many cases of a law is tried by default; a slow test tries all."""
-FEWEST = 15
+FEWEST = 8
+"""Unless so few have fewer."""
 
 
 def some(every: Sequence[Any], nth: int) -> list[Any]:

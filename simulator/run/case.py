@@ -305,7 +305,7 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
     job = replace(job, graphs=tuple(lasting))
     room = shares(job, hardware, homes) if job.ranks > 1 else [None]
     draws = RunDraws.of(loaded, job)
-    trials, shared = Trials(draws), sharers(job.ranks, hardware)
+    trials, shared = Trials(draws), sharers(job.ranks, hardware) if job.ranks > 1 else {}
     times = _times_ns(job, hardware)
     ran = zip(job.graphs, times, map(job.ranks_of, range(len(times))), strict=True)
     measured = [draws.measured_ns(*of_graph) for of_graph in ran]

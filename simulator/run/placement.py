@@ -91,7 +91,7 @@ def check_in_place(loaded: Loaded, job: Job) -> None:
         "kernels read in place over a link that states loads",
         "add loads to it, or drop in_place of the workload",
     )
-    insist(hardware.loads or not is_allowed, f"hardware {hardware.name!r}, links", must, "none that does", do)
+    insist(not is_allowed or hardware.loads, f"hardware {hardware.name!r}, links", must, "none that does", do)
     for position, choice in enumerate(loaded.scenario.policies):
         must, do = (
             "a row reads in place only tensors that the workload allows",

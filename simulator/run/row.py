@@ -226,7 +226,7 @@ def checked(case: Case, label: str, plans: Sequence[Plan], progress: Callable[[i
     if case.ran[:1] == [decided]:
         return cast(_Ran, case.ran[1])
     by_rank = [
-        referee.RankPlan(plans[i], task.draws(rank), allocator, task.pinned, task.drawn.delays_ns(task.graph, rank))
+        referee.RankPlan(plans[i], task.draws(rank), allocator, task.pinned, task.delays_ns(rank))
         for rank, i, task in ((rank, i, case.tasks[i]) for rank, i in enumerate(job.graph_of))
     ]
     for task, plan in zip(case.tasks, plans, strict=True):

@@ -82,15 +82,11 @@ class RunDraws:
             self._known[key] = drawn(graph, device, self.origin, self.seed, rank=key[1], rehearsal=rehearsal)
         return self._known[key]
 
-    def delays_ns(self, graph: Graph, rank: int) -> dict[int, int]:
-        """Return how long the delays of a rank take that vary, by op [ns]."""
-        return delays_ns(graph, self.seed, rank)
-
     def least(self, graph: Graph, ranks: Sequence[int]) -> Graph:
         """Return a graph with the shortest of each delay that ranks draw."""
         if not graph.spreads:
             return graph
-        drawn_ns, ops = [self.delays_ns(graph, rank) for rank in ranks], list(graph.ops)
+        drawn_ns, ops = [delays_ns(graph, self.seed, rank) for rank in ranks], list(graph.ops)
         for op in graph.spreads:
             ops[op] = replace(ops[op], duration_ns=min(of_rank[op] for of_rank in drawn_ns))
         return replace(graph, ops=tuple(ops))
@@ -115,7 +111,7 @@ class RunDraws:
     def shorter_ns(self, graph: Graph, op: int, ranks: Sequence[int]) -> int:
         """Return the most by which an op may be shorter in the measured step, or on some rank, than before [ns]."""
         if op in graph.spreads and graph.steps > 1:
-            took_ns = [self.delays_ns(graph, rank)[op] for rank in ranks]
+            took_ns = [delays_ns(graph, self.seed, rank)[op] for rank in ranks]
             return max(took_ns) - min(took_ns)
         reads = graph.ops[op].dynamic if op >= 0 else None
         if graph.steps == 1 or reads is None:
@@ -228,6 +224,10 @@ class Task:
         """Return what dynamic reads of a rank choose; None if there are none."""
         return self.drawn.draws(self.graph, rank)
 
+    def delays_ns(self, rank: int) -> dict[int, int]:
+        """Return how long the delays of a rank take that vary, by op [ns]."""
+        return delays_ns(self.graph, self.drawn.seed, rank)
+
     @cached_property
     def devices(self) -> Sequence[Hardware]:
         """The machine as each rank of the job sees it."""
@@ -243,7 +243,7 @@ class Task:
             device = self.devices[rank]
             if id(device) not in by_device:
                 by_device[id(device)] = durations_ns(self.graph, device, meeting)
-            times_ns, delays = by_device[id(device)], self.drawn.delays_ns(self.graph, rank)
+            times_ns, delays = by_device[id(device)], self.delays_ns(rank) if self.graph.delays else {}
             if delays:
                 times_ns = [delays.get(op, ns) for op, ns in enumerate(times_ns)]
             return engine.Own(times_ns, self.draws(rank), None if device is self.problem.hardware else device)

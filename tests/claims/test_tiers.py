@@ -26,6 +26,7 @@ def test_a_batch_is_bounded_by_the_drives_until_its_caches_fill_the_link(batch, 
     assert row["gap_fraction"] < gap
 
 
+@pytest.mark.slow
 def test_every_policy_runs_over_all_four_tiers():
     """All but `optimal`, which plans over one lower tier."""
     rows = catalog.load("tiny_train_four_tiers", "scenario").document.policies

@@ -12,6 +12,7 @@ def numpy_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
 
 
+@pytest.mark.slow
 def test_a_measured_machine_runs_a_scenario(hosim, tmp_path, monkeypatch):
     """As any profile; what was measured is printed, and nothing else is left in the folder."""
     monkeypatch.chdir(tmp_path)

@@ -76,6 +76,7 @@ def test_settings_that_select_are_those_that_reproduce_the_figure(found):
     assert found.sentences[0] == "chain: 2 of 6 settings (33 %) reproduce the step together."
 
 
+@pytest.mark.slow
 def test_a_scenario_with_the_same_choice_is_held_to_what_another_one_selects(tmp_path):
     link = "\n".join(line for line in CHOICES.splitlines()[1:3]) + "\n"
     other = claim("other", link, "  - {row: static, printed: 1.5 ms, figure: other_step, why: another step}\n")
@@ -91,6 +92,7 @@ def test_a_scenario_with_the_same_choice_is_held_to_what_another_one_selects(tmp
     assert "other: 1 of 3 settings (33 %) agree with what chain selects." in found.sentences
 
 
+@pytest.mark.slow
 def test_a_scenario_that_selects_is_held_to_nothing_that_another_one_selects(tmp_path):
     nowhere = CHOICES.replace("[step]", "[moved]")
     paths = []
@@ -112,6 +114,7 @@ PREDICTED = "other with what chain selects"
 STEP = "  - {row: reactive, column: stall_ns, printed: 0.69 ms, within: 0.01, figure: stall, why: its stall}\n"
 
 
+@pytest.mark.slow
 def test_other_scenarios_are_run_with_the_settings_that_are_selected_alone(tmp_path):
     found = enumerate_choices([predicting(tmp_path, claim("other", "", STEP))])
     points = [row for row in found.tables["points"] if row["scenario"] == PREDICTED]
@@ -133,6 +136,7 @@ def test_other_scenarios_are_run_with_the_settings_that_are_selected_alone(tmp_p
     assert f"{PREDICTED}: six layers" in str(found)
 
 
+@pytest.mark.slow
 def test_settings_that_another_scenario_cannot_state_are_told(tmp_path):
     other = claim("other", "", STEP).replace("  - {policy: reactive, options: {evict: lru, look_ahead: 0}}\n", "")
     found = enumerate_choices([predicting(tmp_path, other.replace("row: reactive", "row: static"))])
@@ -151,6 +155,7 @@ def test_a_scenario_that_is_to_be_predicted_prints_something(tmp_path):
         enumerate_choices([predicting(tmp_path, chain.SCENARIO.replace("name: chain", "name: other"))])
 
 
+@pytest.mark.slow
 def test_what_is_printed_as_nothing_holds_where_there_is_nothing(tmp_path):
     none = "  - {row: static, column: recompute_ns, printed: 0 s, figure: again, why: what runs again}\n"
     found = enumerate_choices([chain.write_open(tmp_path, claim(expect=EXPECT + none))])
@@ -158,6 +163,7 @@ def test_what_is_printed_as_nothing_holds_where_there_is_nothing(tmp_path):
     assert (again["figure"], again["held"], again["ran"]) == ("again", 6, 6)
 
 
+@pytest.mark.slow
 def test_what_is_not_asked_for_is_not_computed_and_changes_nothing(tmp_path):
     loaded = catalog.resolve(chain.write(tmp_path))
     whole, step = (run_case(prepare(loaded, with_bounds=bounds))["reactive"].summary for bounds in (True, False))
@@ -167,6 +173,7 @@ def test_what_is_not_asked_for_is_not_computed_and_changes_nothing(tmp_path):
     assert step == {column: whole[column] for column in step}
 
 
+@pytest.mark.slow
 def test_rows_that_set_the_same_share_a_machine_and_its_bounds(tmp_path):
     rows = "policies:\n" + "".join(
         f"  - {{policy: resident, label: {name}, set: {{links.*.bandwidth: {rate} GB/s}}}}\n"
@@ -179,6 +186,7 @@ def test_rows_that_set_the_same_share_a_machine_and_its_bounds(tmp_path):
     assert case.for_row("static") is case
 
 
+@pytest.mark.slow
 def test_the_table_is_told_and_the_points_are_written(found, tmp_path):
     found.write(tmp_path / "out")
     assert "Selected settings" in str(found)
@@ -197,6 +205,7 @@ POLICIES = """\
 """
 
 
+@pytest.mark.slow
 def test_combinations_that_cannot_be_are_no_settings(tmp_path):
     scenario = claim(choices=POLICIES).replace("policy: reactive, opt", "policy: reactive, label: reactive, opt")
     found = enumerate_choices([chain.write_open(tmp_path, scenario)])
@@ -234,6 +243,7 @@ RATIO = "  - {row: reactive, over: 2 ms, printed: -5 %, figure: saved, why: what
 OTHER = "  - {row: reactive, column: moved_d2h_bytes + moved_h2d_bytes, printed: 4 MB, figure: both, why: both ways}\n"
 
 
+@pytest.mark.slow
 def test_a_figure_that_is_made_of_what_selects_follows_and_predicts_nothing(tmp_path):
     found = enumerate_choices([chain.write_open(tmp_path, claim(expect=EXPECT + RATIO + OTHER))])
     assert {row["figure"]: row["role"] for row in found.rows} == {
@@ -247,6 +257,7 @@ def test_a_figure_that_is_made_of_what_selects_follows_and_predicts_nothing(tmp_
     assert said == f"what is saved, -5 % printed: {what}"
 
 
+@pytest.mark.slow
 def test_a_figure_that_is_the_same_in_all_settings_depends_on_no_choice(tmp_path):
     """It is told so, and not as if it had held for one setting after another."""
     wrong = "  - {row: static, column: moved_d2h_bytes, printed: 9 MB, figure: planned, why: what a plan moves}\n"
@@ -262,6 +273,7 @@ def test_a_figure_that_is_the_same_in_all_settings_depends_on_no_choice(tmp_path
     assert all("alike" in lines[name] for name in ("bytes that move", "what a plan moves"))
 
 
+@pytest.mark.slow
 def test_ratios_of_two_rows_follow_if_both_rows_select(tmp_path):
     rest = "  - {row: static, printed: 1.6 ms, within: 0.2, figure: planned, why: the planned step}\n"
     ratio = "  - {row: reactive, over: static, printed: 1.2x, within: 0.4, figure: slower, why: slower}\n"
@@ -277,6 +289,7 @@ def test_settings_with_equal_figures_count_once(found):
     assert "Selected settings; 1 outcome\n" in str(found)
 
 
+@pytest.mark.slow
 def test_settings_whose_peak_is_above_what_the_device_has_are_told_apart(tmp_path):
     """Rows may have more room than the machine: such a peak is told, and fits no device."""
     room = """\
@@ -340,6 +353,7 @@ def test_no_placebo_where_there_is_no_range(errors):
     assert choices._placebo(settings(errors, [False] * len(errors))) == []
 
 
+@pytest.mark.slow
 def test_what_was_counted_before_is_held_against_what_is_counted_now(tmp_path, found):
     same, other = found.sentences[0], "chain: 3 of 6 settings (50 %) reproduce the step together."
     record = f"  counted:\n    - '{same}'\n    - '{other}'\n  source"
@@ -347,6 +361,7 @@ def test_what_was_counted_before_is_held_against_what_is_counted_now(tmp_path, f
     assert again.sentences[len(found.sentences) :] == [f"chain records otherwise: {other}"]
 
 
+@pytest.mark.slow
 def test_without_figures_that_select_settings_are_counted(tmp_path):
     found = enumerate_choices([chain.write_open(tmp_path, claim(choices=CHOICES.replace("[step]", "[]")))])
     assert found.sentences == ["chain: 6 settings."]
@@ -401,6 +416,7 @@ def deployment(tmp_path, *changes):
     return chain.write_open(tmp_path, text, "deployment")
 
 
+@pytest.mark.slow
 def test_settings_that_cannot_have_a_peak_are_not_run(tmp_path):
     """By what moves nothing, and by what a plan that moves the cache alone leaves; the same are selected."""
     every = enumerate_choices([deployment(tmp_path / "a", ("  screens: peak\n", ""))])

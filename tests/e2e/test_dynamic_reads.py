@@ -98,7 +98,7 @@ def test_what_is_read_late_and_free_stays_as_far_as_there_is_room(tmp_path, budg
 
 @pytest.mark.parametrize("evict", ["lru", "hot", pytest.param("lfu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("budget", ["98 kB", "182 kB", "266 kB"])
-@pytest.mark.parametrize("ahead", [0, 4])
+@pytest.mark.parametrize("ahead", [4, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_runtime_does_not_block_itself_where_every_home_is_free(tmp_path, budget, ahead, evict) -> None:
     """What stays in its cache from step to step makes room for what must be back when a step ends."""
     small = EXPERTS.replace("512", "64")

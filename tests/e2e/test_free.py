@@ -136,6 +136,7 @@ def test_an_update_whose_states_are_at_home_elsewhere_is_told_to_run_on_the_devi
     assert (UPDATE in said) == is_said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("are_several", [False, True], ids=["one rank", "ranks that meet"])
 def test_where_nothing_crosses_the_links_that_vary_the_row_without_moves_runs_once(are_several, scenario, monkeypatch):
     begun = []

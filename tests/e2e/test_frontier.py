@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import documents
 import pytest
+from examples import some
 from pages import printed
 
 import simulator as hosim_api
@@ -145,6 +146,7 @@ def test_what_is_not_met_by_less_than_three_digits_show_is_told_in_full(laid):
         assert unmet(asked, row, {"step_ns": 100_000_000}) == said
 
 
+@pytest.mark.slow
 def test_a_budget_is_lifted_for_the_capacity_that_it_is_of_and_that_is_told(tmp_path):
     budgeted = lay(tmp_path, STORY.replace("set:", "budget: 50 MB\nset:"))
     asked = {"of": "tiers.hbm.capacity", "such_that": ["stall <= 0 %"], "policies": ["static"]}
@@ -418,6 +420,7 @@ def test_a_page_has_the_front_the_bound_the_costs_what_limits_and_what_is_assume
     assert {row["figure"] for row in told["limits"]["rows"]} >= {"links.h2d.bandwidth", "tiers.hbm.capacity"}
 
 
+@pytest.mark.slow
 def test_the_page_of_a_search_has_a_picture_with_the_bound_and_what_limits_at_the_answer(laid, tmp_path):
     found = hosim_api.frontier(laid, of="peak.hbm", such_that=["stall <= 50 %"], policies=["static"], resolution=1)
     (panel,) = found.view.panels
@@ -430,7 +433,9 @@ def test_the_page_of_a_search_has_a_picture_with_the_bound_and_what_limits_at_th
     assert (tmp_path / "out" / "frontier.png").exists()
 
 
-@pytest.mark.parametrize("policies", [["static"], ["static", "reactive", "lookahead", "offload_saved"]])
+@pytest.mark.parametrize(
+    "policies", some([(["static"],), (["static", "reactive", "lookahead", "offload_saved"],)], 2), ids=len
+)
 def test_a_run_searches_what_would_free_it_if_that_takes_no_longer_than_its_rows(laid, policies, monkeypatch):
     """By the plans that were tried: the clock would say another thing each time."""
     monkeypatch.setattr(what_if, "_QUICK", 0)
@@ -470,6 +475,7 @@ def test_the_page_of_a_run_that_is_asked_what_if_has_the_front_and_what_limits(h
     assert text.count('alt="Curves over what varies') == 1
 
 
+@pytest.mark.slow
 def test_the_front_of_a_page_has_the_table_of_all_capacities_from_fewer(story):
     """It tries where a row comes within a limit of the table, and where it bends, but nothing where it is flat."""
     asked = {"set": {"links.*.bandwidth": "400 GB/s"}, "policies": ["static"]}
@@ -556,6 +562,7 @@ def freed(laid):
     return hosim_api.run(laid, policies=["static"], what_if=True)
 
 
+@pytest.mark.slow
 def test_the_table_is_there_before_what_would_free_a_row_is_searched(hosim, laid, freed, capsys, monkeypatch):
     """Nobody waits for a search before the first figure; in the end the output is one text, with what was found."""
     asked, before = ("run", laid, "--policy", "static"), list[str]()
@@ -623,6 +630,7 @@ def test_room_is_searched_only_where_all_devices_have_the_same(hosim, asked):
     assert "the room in hbm is searched where all devices have the same, found ranks with a capacity" in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_blank")
 def test_a_page_of_unlike_memories_has_no_front(hosim, story, tmp_path):
     more = ["--policy", "static", "--set", "ranks.0.capacity=0.8", "--what-if"]

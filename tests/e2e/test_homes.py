@@ -61,7 +61,7 @@ CHANGES = [{"homes.weight": "ddr"}, {"scenario.homes.weight": "ddr"}, {"homes": 
 
 
 @pytest.mark.parametrize("changes", CHANGES)
-@pytest.mark.parametrize("homes", ["{}", "{weight: hbm, '*.weight': hbm}"])
+@pytest.mark.parametrize("homes", [pytest.param("{}", marks=pytest.mark.slow), "{weight: hbm, '*.weight': hbm}"])
 def test_a_home_is_set_from_outside_and_wins(story, changes, homes):
     told, changed = simulator.run(story("{weight: ddr}")), simulator.run(story(homes), set=changes)
     assert changed["resident"].summary == told["resident"].summary

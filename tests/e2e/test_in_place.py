@@ -60,6 +60,7 @@ def test_what_persists_and_no_op_writes_may_be_read_in_place() -> None:
     assert build(workload(GQA, **DECODES | {"in_place": ["embed/*"]})).in_place < graph.in_place
 
 
+@pytest.mark.slow
 def test_rows_leave_in_place_what_they_say(rows: Any) -> None:
     found = rows()
     size = sum(t.size_bytes for t in build(workload(GQA, **DECODES)).tensors if t.kind == "weight")

@@ -1,6 +1,7 @@
 """Prefill and decode of small models with weights at home in a slower tier, through the whole of a run."""
 
 import re
+from itertools import product
 
 import documents
 import pytest
@@ -38,13 +39,12 @@ PREFILL, DECODE = "phase: prefill\nchunk: 24", "phase: decode\nnew_tokens: 3"
 @pytest.mark.parametrize(
     ("attention", "feed_forward", "phase"),
     [
-        (GQA, DENSE, PREFILL),
         (MLA, EXPERTS, PREFILL),
-        (MLA, DENSE, DECODE),
-        (GQA, EXPERTS, DECODE),
+        (GQA, DENSE, DECODE),
         *(
             pytest.param(*one, marks=pytest.mark.slow)
-            for one in ((GQA, EXPERTS, PREFILL), (MLA, DENSE, PREFILL), (GQA, DENSE, DECODE), (MLA, EXPERTS, DECODE))
+            for one in product((GQA, MLA), (DENSE, EXPERTS), (PREFILL, DECODE))
+            if one not in ((MLA, EXPERTS, PREFILL), (GQA, DENSE, DECODE))
         ),
     ],
 )
@@ -121,7 +121,7 @@ The next token after 64 sees blocks 0 (sinks) and 5 to 7 of 8 tokens, which a pr
 """
 
 
-@pytest.mark.parametrize("row", ["reactive", "static"])
+@pytest.mark.parametrize("row", ["static", pytest.param("reactive", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("phase", "blocks"), LEAVING, ids=["prefill", "decode"])
 def test_what_the_window_leaves_behind_is_not_stored(tmp_path, phase, blocks, row):
     """Four layers, two sequences, and blocks of 8 tokens of 512 B, at home in DDR."""

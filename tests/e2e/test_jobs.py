@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from examples import some
 from folding import folded
 from rank_stories import cluster, team
 from small_job import SCENARIO, written
@@ -44,7 +45,9 @@ def test_a_job_of_one_graph_runs_from_the_command_line(tmp_path, capsys):
     assert again["static"].summary["step_ns"] == row["step_ns"]
 
 
-@pytest.mark.parametrize("parallel", ["data: 4", "data: 2, tensor: 2", "tensor: 2, pipeline: 2, micro_batches: 3"])
+@pytest.mark.parametrize(
+    "parallel", some(["tensor: 2, pipeline: 2, micro_batches: 3", "data: 2, tensor: 2", "data: 4"], 3)
+)
 def test_folded_and_unfolded_give_the_same_row(tmp_path, parallel):
     rows = []
     for fold in ("auto", "never"):
@@ -201,6 +204,7 @@ def test_plans_of_several_graphs_are_written_read_and_replayed_to_the_same_bytes
     assert hosim.run(tmp_path / "second" / "scenario.yaml")["resident"].summary == first["resident"].summary
 
 
+@pytest.mark.slow
 def test_plans_that_hosim_plan_writes_for_several_graphs_run_again(tmp_path, request):
     command = request.getfixturevalue("hosim")
     path = written(tmp_path, PIPELINE)

@@ -29,9 +29,9 @@ claim: {sentence: a step takes 1.5 ms, source: a paper}
 expect:
   - {row: static, printed: 1.5 ms, within: 0.01, figure: step, why: the step}
 """
-EARLIER = "run inputs/scenario.yaml --policy reactive --out out"
+EARLIER = "run inputs/scenario.yaml --no-what-if --policy reactive --out out"
 COMMANDS = (
-    "run inputs/scenario.yaml --out out",
+    "run inputs/scenario.yaml --no-what-if --out out",
     "validate inputs/scenario.yaml inputs/second.yaml --workers 2 --out out",
     "sweep inputs/scenario.yaml --plans once --jitter 1%,5% --workers 2 --draws 2 --no-cache --out out",
 )

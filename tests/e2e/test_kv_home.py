@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import documents
 import pytest
+from examples import some
 
 import simulator as hosim
 
@@ -33,7 +34,7 @@ def rows(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("fields", [{"chunk": 16}, {"kv": "{block: 16}"}, {"chunk": 32, "kv": "{block: 16}"}])
+@pytest.mark.parametrize("fields", some([{"chunk": 32, "kv": "{block: 16}"}, {"chunk": 16}, {"kv": "{block: 16}"}], 3))
 def test_a_prompt_ends_at_home_in_every_row(rows, fields):
     """Each block is stored once, and never copied in, as all that is read of it was made here."""
     for name, row in rows("prefill", "{kv_cache: ddr}", **fields).items():
@@ -61,6 +62,7 @@ def test_what_is_decoded_has_room_at_home_and_ends_there(rows, new):
             assert row.summary["moved_d2h_bytes"] == 2 * 8 * 4 * TOKEN_BYTES, name
 
 
+@pytest.mark.slow
 def test_what_comes_as_needed_and_leaves_takes_no_room_at_home(rows):
     """With a window of 20, blocks 5 to 7 are there for the first new token, and 9 to 11 for the one after the last."""
     kv = "{block: 8, new: as_needed}"

@@ -7,6 +7,7 @@ import pytest
 from simulator import catalog
 
 
+@pytest.mark.slow
 def test_layout_of_a_pipeline_lines_up(hosim):
     done = hosim("layout", "llama3_8b_train_2x2x2")
     assert done.code == 0

@@ -46,6 +46,7 @@ def test_what_a_document_says_cannot_become_markup(tmp_path):
     assert "<b>c" not in shown
 
 
+@pytest.mark.slow
 def test_sliders_answer_as_a_run_does():
     widget = hosim.interact("tiny_train_910c")
     *sliders, shown = widget.children

@@ -106,6 +106,7 @@ def test_a_plan_that_blocks_itself_says_who_waits_for_whom(hosim, scenario):
     assert told[1].startswith("op 'fwd/4' (action 4) waits for 1.00 MB of room in hbm")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_blank")
 def test_what_runs_again_is_told_and_written(hosim, tmp_path):
     out = tmp_path / "out"

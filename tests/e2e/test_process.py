@@ -79,6 +79,7 @@ def test_ctrl_c_while_writing_leaves_nothing(sent, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_requests_are_served_is_one_line(tmp_path):
     """In the midst of the first row."""
     endless = DRAWN.replace("count: 12", "count: 1").replace("mean: 4, spread: 0.5", "mean: 1000000")
@@ -121,9 +122,9 @@ runpy.run_module("simulator", run_name="__main__")
     ("arguments", "sent"),
     [
         (["run", "none.yaml"], signal.SIGTERM),
-        (["run", "--nonsense"], signal.SIGINT),
-        (["stop"], signal.SIGTERM),
         (["stop"], signal.SIGINT),
+        pytest.param(["run", "--nonsense"], signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(["stop"], signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupt_while_an_error_is_told_ends_without_a_traceback(sent, arguments):

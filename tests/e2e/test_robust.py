@@ -14,6 +14,7 @@ ROWS = {"policies": ["static", "reactive"]}
 PAIR = ("--policy", "static", "--policy", "reactive", "--workers", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_blank")
 def test_each_level_of_jitter_has_lines_and_says_who_is_ahead(hosim, scenario, tmp_path):
     out = tmp_path / "out"
@@ -34,6 +35,7 @@ def test_each_level_of_jitter_has_lines_and_says_who_is_ahead(hosim, scenario, t
     assert again.out == done.out
 
 
+@pytest.mark.slow
 def test_a_draw_moves_in_step_with_the_level_and_another_seed_is_another_draw(scenario):
     asked = {"plans": "once", "draws": 2, "cache": False, "workers": 1, **ROWS}
     both = hosim_api.sweep(scenario, jitter=[0.1, 0.2], **asked).table

@@ -69,6 +69,7 @@ def test_a_plan_file_of_another_graph_is_a_row(hosim, with_plan_of_another_graph
     assert "other fails at links.*.bandwidth 1.00 GB/s and links.*.bandwidth 2.00 GB/s: other.jsonl:" in done.out
 
 
+@pytest.mark.slow
 def test_a_plan_made_once_says_why_it_does_not_run(hosim, with_plan_of_another_graph):
     asked = ("--policy", "other", "--plans", "once", "--jitter", "1%", "--draws", "1", "--no-cache")
     done = hosim("sweep", with_plan_of_another_graph, *asked)

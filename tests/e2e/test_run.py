@@ -299,7 +299,7 @@ SELDOM = ("one core", "a process")
 
 @pytest.mark.usefixtures("pictures_are_blank")
 @pytest.mark.parametrize(
-    "place", ["a thread", "a daemon", *(pytest.param(one, marks=pytest.mark.slow) for one in SELDOM)]
+    "place", ["a thread", *(pytest.param(one, marks=pytest.mark.slow) for one in ("a daemon", *SELDOM))]
 )
 def test_the_same_is_written_wherever_it_is_called(place, folder, tmp_path, monkeypatch):
     """Also where nothing can be forked."""

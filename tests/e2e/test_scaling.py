@@ -114,6 +114,7 @@ def test_unfolded_changes_nothing(curve):
     assert rows[0] == rows[1]
 
 
+@pytest.mark.slow
 def test_the_folder_runs_again_and_holds_the_picture(hosim, curve, tmp_path):
     out = tmp_path / "out"
     first = hosim("sweep", curve(), "--policy", "resident", "--out", out)
@@ -126,6 +127,7 @@ def test_the_folder_runs_again_and_holds_the_picture(hosim, curve, tmp_path):
     assert (tmp_path / "again" / "sweep.svg").read_bytes() == (out / "sweep.svg").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn_where_some_rows_do_not_run(hosim, curve, tmp_path):
     done = hosim("sweep", curve(), "--set", "tiers.hbm.capacity=60 MB", "--out", tmp_path / "out")
     assert "offload_saved does not fit at ranks 4, ranks 8 and ranks 32" in done.out

@@ -33,6 +33,7 @@ def found(tmp_path_factory):
     return sensitivity([chain.write_open(tmp_path_factory.mktemp("inputs"), claim())])
 
 
+@pytest.mark.slow
 def test_the_ends_of_a_stretch_are_where_the_figure_turns(found):
     by_name = {row["parameter"]: row for row in found.rows}
     ((low, high),) = by_name["the links"]["holds"]
@@ -48,6 +49,7 @@ def test_the_ends_of_a_stretch_are_where_the_figure_turns(found):
     assert error(high) <= 0.05 < error(high + part)
 
 
+@pytest.mark.slow
 def test_a_factor_says_the_same_as_the_value(found):
     by_name = {row["parameter"]: row for row in found.rows}
     values, factors = by_name["the links"], by_name["links by a factor"]
@@ -58,12 +60,14 @@ def test_a_factor_says_the_same_as_the_value(found):
     assert stretch == pytest.approx([end / 4e9 for end in expected], abs=1.5 / 64)
 
 
+@pytest.mark.slow
 def test_what_changes_nothing_holds_everywhere(found):
     room = next(row for row in found.rows if row["parameter"] == "room")
     assert (room["swing"], room["holds"]) == (0, [[90_000_000, 110_000_000]])
     assert room["tried"] == 5
 
 
+@pytest.mark.slow
 def test_what_moves_a_figure_most_comes_first_and_is_told(found):
     text = str(found)
     assert text.startswith("the step: holds, 1.9 ms printed, 1.90 ms obtained, 5.0 % accepted\n")
@@ -72,6 +76,7 @@ def test_what_moves_a_figure_most_comes_first_and_is_told(found):
     assert len(found.table) == sum(row["tried"] for row in found.rows)
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_panel_for_each_parameter(found):
     drawn = [ax for ax in found.figure().figure.axes if ax.lines]
     assert len(drawn) == 3
@@ -79,6 +84,7 @@ def test_the_picture_has_a_panel_for_each_parameter(found):
     assert found.figure().figure.png() == found.figure().figure.png()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_blank")
 def test_the_command_prints_the_table_and_writes_page_table_and_picture(monkeypatch, capsys, tmp_path):
     path = chain.write_open(tmp_path, claim(unstated=UNSTATED.splitlines(keepends=True)[2]))
@@ -111,6 +117,7 @@ def test_two_workers_find_the_same(tmp_path):
     assert alone.rows == both.rows
 
 
+@pytest.mark.slow
 def test_what_is_only_shown_is_near_where_it_would_hold(found, tmp_path):
     shown = claim().replace("printed: 1.9 ms", "printed: 1.9 ms, kind: shown, about: 1.9 ms")
     near = sensitivity([chain.write_open(tmp_path, shown)])
@@ -121,6 +128,7 @@ def test_what_is_only_shown_is_near_where_it_would_hold(found, tmp_path):
     assert "near for" in text
 
 
+@pytest.mark.slow
 def test_the_range_of_what_is_only_shown_is_found(tmp_path):
     stated = "printed: 1.9 ms, kind: shown, about: 1.9 ms, range: [1 ms, 4 ms]"
     found = sensitivity([chain.write_open(tmp_path, claim().replace("printed: 1.9 ms", stated))])
@@ -132,6 +140,7 @@ def test_the_range_of_what_is_only_shown_is_found(tmp_path):
     assert sorted(ends, key=lambda text: float(text.split()[0]))[:: len(ends) - 1] == [least, largest]
 
 
+@pytest.mark.slow
 def test_values_that_are_listed_are_tried_one_by_one_and_told_by_their_names(tmp_path):
     rates = "{slow: 2 GB/s, medium: 3 GB/s, as measured: 4 GB/s, fast: 8 GB/s}"
     listed = f'    - {{parameter: the links, fields: ["links.*.bandwidth"], values: {rates}, why: a test}}\n'
@@ -155,6 +164,7 @@ def test_values_that_are_listed_are_tried_one_by_one_and_told_by_their_names(tmp
     assert len([ax for ax in both.figure().figure.axes if ax.lines]) == 3, "names have no distance"
 
 
+@pytest.mark.slow
 def test_a_figure_that_fails_as_taken_may_hold_elsewhere(tmp_path):
     slow = claim().replace("printed: 1.9 ms", "printed: 2.8 ms, missed: it is not known why")
     found = sensitivity([chain.write_open(tmp_path, slow)])
@@ -164,6 +174,7 @@ def test_a_figure_that_fails_as_taken_may_hold_elsewhere(tmp_path):
     assert str(found).startswith("the step: missed, 2.8 ms printed, 1.90 ms obtained")
 
 
+@pytest.mark.slow
 def test_a_figure_that_is_passed_between_two_values_that_fail_is_found(tmp_path):
     """With 5 GB/s it is too slow by far more than is accepted, with 6.5 GB/s as much too fast."""
     said = claim(unstated=UNSTATED.splitlines(keepends=True)[0])

@@ -19,6 +19,7 @@ from simulator.run.case import Case
 from simulator.serving import replays, scheduler
 from simulator.serving.scheduler import Block
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
 COUNTED = "count: 12\n  arrivals: {interval: 40 us}"
 FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
 
@@ -98,6 +99,7 @@ def test_the_tables_add_up(static):
     assert row["ttft_p50_ns"] == sorted(found.requests["ttft_ns"])[5]
 
 
+@pytest.mark.slow
 def test_a_row_that_breaks_a_law_fails_alone(hosim, toy, tmp_path, monkeypatch):
     """One iteration of `static` is refused by the referee: the other row is as it was."""
     path, checked = write(tmp_path), replays.checked
@@ -247,6 +249,7 @@ def test_what_is_expected_of_it_is_validated_too(static, tmp_path):
     assert slower.rows[0]["error"] > nominal.rows[0]["error"]
 
 
+@pytest.mark.slow
 def test_a_claim_about_what_is_served_is_judged_with_the_values_that_vary(tmp_path):
     path = write(tmp_path, kv_tiers="hbm: 64 KiB")
     field = "workload.requests.prompt.mean"
@@ -382,6 +385,7 @@ def test_reading_a_long_file_tells_how_far_it_is(filed, monkeypatch):
     assert told[:2] == [("line 2 of some.csv", 0, 0), ("line 4 of some.csv", 0, 0)]
 
 
+@pytest.mark.slow
 def test_the_shipped_scenario_answers_its_question():
     (row,) = hosim_api.serve("kv_reuse_h100", policies=["static"]).rows
     none, half, most = (row[f"read_{share}_hit_p50_ns"] for share in (0, 50, 100))
@@ -410,6 +414,7 @@ def test_every_column_of_a_summary_is_registered(static):
     assert all(any(figure.place_in(column) is not None for column in row) for figure in SERVED)
 
 
+@pytest.mark.slow
 def test_an_expectation_may_be_about_goodput(hosim, tmp_path):
     path = write(tmp_path)
     path.write_text(

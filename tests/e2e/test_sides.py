@@ -57,6 +57,7 @@ def moved(row: Result) -> tuple[int, int]:
     return row.summary["moved_d2h_bytes"], row.summary["moved_h2d_bytes"]
 
 
+@pytest.mark.slow
 def test_gradients_come_down_and_weights_go_up(rows: Any) -> None:
     weights = sizes(build(workload(GQA, EXPERTS)), "weight", "expert")
     trained = sum(size for name, size in weights.items() if "router_bias" not in name)

@@ -291,7 +291,12 @@ ASKED = {LINK: "1..4 GB/s:4", STEPS: [1, 2]}
 
 
 @pytest.mark.parametrize(
-    ("name", "folders"), [("points.csv", {"one": 1, "two": 2, "kept": 1}), ("points.parquet", {"one": 1, "kept": 1})]
+    ("name", "folders"),
+    [
+        ("points.csv", {"one": 1, "kept": 1}),
+        pytest.param("points.csv", {"one": 1, "two": 2}, marks=pytest.mark.slow),
+        pytest.param("points.parquet", {"one": 1, "kept": 1}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_file_is_the_same_with_any_number_of_workers_and_from_the_cache(scenario, tmp_path, name, folders):
     for folder, workers in folders.items():

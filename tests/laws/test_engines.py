@@ -74,13 +74,13 @@ def _compare(kind: str, most: int) -> None:
 
 @pytest.mark.parametrize("kind", kinds)
 def test_they_tell_the_same(kind: str) -> None:
-    _compare(kind, 100 if kind == "one" else 80)  # of 80 machines whose memories bind, 76 happened to end well
+    _compare(kind, 80 if kind == "dynamic" else 40)  # of the first 40 that choose, only 10 are covered
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds)
 def test_they_tell_the_same_of_many(kind: str) -> None:
-    _compare(kind, examples(4000))
+    _compare(kind, examples(2000))
 
 
 @pytest.mark.slow
@@ -95,8 +95,12 @@ def test_they_tell_the_same_of_what_policies_try(group: int, tmp_path: Path, mon
     assert both.counts["compared"] >= 50, both.counts
 
 
+MOVING = ("tiny_train_910c",)
+"""Those of the small ones whose plans are searched for."""
 SHIPPED = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name not in SMALL)) for name in SCENARIOS if not is_served(name)
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in SMALL or name in MOVING))
+    for name in SCENARIOS
+    if not is_served(name)
 ]
 
 

@@ -26,7 +26,7 @@ def engine() -> Any:
     return SimpleNamespace(**shown).Engine
 
 
-@pytest.mark.parametrize("name", ["tiny_train_910c", "tiny_train_t4"])
+@pytest.mark.parametrize("name", [pytest.param("tiny_train_910c", marks=pytest.mark.slow), "tiny_train_t4"])
 def test_it_finds_every_step_of_fixed_plans(name: str, engine: Any) -> None:
     assert _compared(name, engine) >= 3
 

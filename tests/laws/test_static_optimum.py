@@ -31,7 +31,7 @@ def test_one_order_of_the_copies_hides_them_and_another_does_not():
     assert compiled_ns(147) == OPTIMA[147]["step_ns"] == OPTIMA[147]["least_ns"]
 
 
-MISSED = (153, 276, *(pytest.param(n, marks=pytest.mark.slow) for n in (17, 40, 55, 87, 125, 148, 205, 209, 275, 313)))
+MISSED = (153, *(pytest.param(n, marks=pytest.mark.slow) for n in (276, 17, 40, 55, 87, 125, 148, 205, 209, 275, 313)))
 """Problems that were missed by 4 to 17 % when copies always came by their next use, and one interval for another."""
 
 

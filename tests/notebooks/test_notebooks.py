@@ -104,17 +104,13 @@ def test_users_import_hosim():
         assert "import simulator" not in path.read_text(encoding="utf-8"), path
 
 
-SLOW = {*SAID} - {"06_pool_contention_in_a_supernode"}
-"""All but the quickest."""
 MEASURED = {"07_run_my_step_in_less_memory"}
 """What runs on this machine: times, and what moves because of them, differ from run to run."""
 _QUANTITY = re.compile(r"\b[\d.,]+ (?:[num]?s|min|[kMG]?B)\b")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in NOTEBOOKS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:zmq")
 def test_runs_from_any_folder(path, tmp_path, monkeypatch):

@@ -41,8 +41,8 @@ from simulator.importers.torch_run import step_of  # noqa: E402
 PACE = ("200 MB/s", "200 MB/s")
 ON_DEMAND = {"policy": "reactive", "label": "on demand", "options": {"look_ahead": 0, "evict": "lru"}}
 MIXED = {"policy": "static", "options": {"recompute": True}}
-ROWS = [("reactive", InPlace, {"pace": PACE}), (MIXED, Experts, {"tier": "disk"})]
-SLOW = [("static", Attention, {})]
+ROWS = [("reactive", InPlace, {"pace": PACE})]
+SLOW = [(MIXED, Experts, {"tier": "disk"}), ("static", Attention, {})]
 SLOW += [(policy, kind, {"pace": PACE}) for policy in ("static", "reactive", MIXED) for kind in KINDS]
 
 
@@ -98,6 +98,7 @@ def test_backward_runs_in_threads_of_pytorch(device):
     assert {threading.get_ident()} < THREADS
 
 
+@pytest.mark.slow
 def test_optimizer_states_live_below_between_steps(device):
     model, optimizer, x = made(InPlace)
     options = {"budget": budget_of(InPlace), "homes": {"optimizer_state": "ram"}, "pace": PACE, "strict": True}
@@ -107,6 +108,7 @@ def test_optimizer_states_live_below_between_steps(device):
     assert same(plain(InPlace, 7)[1], state(model, optimizer))
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_told_by_the_device(device):
     model, optimizer, x = made(InPlace)
     with hosim.torch.offload(lagging(device, model, optimizer), budget=budget_of(InPlace), pace=PACE) as step:

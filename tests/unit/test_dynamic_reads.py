@@ -218,6 +218,7 @@ def test_draws_have_the_shares_that_they_say() -> None:
     assert not np.array_equal(rehearsed, drawn(graph, MACHINE, origin, 5).chosen_flags[EXPERTS])
 
 
+@pytest.mark.slow
 def test_ranks_draw_apart_from_the_same_shares() -> None:
     """They have one router, so that a policy's hot experts are hot on each of them."""
     graph, origin = moe(1, 8, steps=4000), DrawsOrigin(distribution="zipf", skew=1.1)
@@ -230,6 +231,7 @@ def test_ranks_draw_apart_from_the_same_shares() -> None:
     assert np.array_equal(flags[0], drawn(graph, MACHINE, origin, 5).chosen_flags[EXPERTS])
 
 
+@pytest.mark.slow
 def test_two_of_three_are_drawn_one_after_another() -> None:
     """With shares 1/2, 1/3, 1/6 the last is left out with 1/2 * 2/3 + 1/3 * 3/4 = 7/12."""
     graph = moe(1, 3, each=2, steps=6000)

@@ -44,6 +44,7 @@ def test_layers_that_attend_to_pictures_have_no_attention_of_their_own(tmp_path:
     assert found.card["KV cache"] == "384 B a token, 256 B of each of 512 rows of the encoder's output"
 
 
+@pytest.mark.slow
 def test_it_is_the_module_of_transformers_but_for_two_gates_of_each_such_layer(tmp_path: Path) -> None:
     workload = hosim.read_hf(folder_of(tmp_path, **MLLAMA), phase="train", batch=2, sequence=16).workload
     assert isinstance(workload.model, DecoderModel)

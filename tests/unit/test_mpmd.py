@@ -160,6 +160,7 @@ def test_a_slice_and_a_plan_from_a_file_have_no_order(tmp_path: Path) -> None:
         hosim.run(path)
 
 
+@pytest.mark.slow
 def test_no_bound_of_orders_is_told_where_some_ranks_are_faster(ran: Ran, tmp_path: Path) -> None:
     faster = rows(tmp_path, SHAPES["experts"], **{"ranks.0-3": {"compute": 4.0, "memory": 4.0}})["mpmd"].summary
     usual = ran(SHAPES["experts"])["mpmd"].summary

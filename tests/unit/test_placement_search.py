@@ -56,6 +56,7 @@ def scenario(tmp_path):
     return tmp_path / "placed.yaml"
 
 
+@pytest.mark.slow
 def test_all_ways_to_share_the_devices_out_are_tried_and_none_goes_below_its_bounds(scenario):
     found = hosim.layout_search(scenario, workers=1)
     listed = found.tables["layouts"]
@@ -89,6 +90,7 @@ def test_what_the_document_states_besides_is_kept(scenario):
     assert {(row["words.data"] > 1, row["words.zero_stage"]) for row in listed} == {(True, 1), (False, 0)}
 
 
+@pytest.mark.slow
 def test_the_longer_module_gets_more_ranks_than_in_like_stages(scenario):
     tower = scenario.with_name("tower.yaml")
     tower.write_text(tower.read_text().replace("layers: 4", "layers: 8"))
@@ -144,7 +146,7 @@ NEXT = "  - {from: words, to: tower, bytes: 400 MB}\n"
     ("edges", "layers"),
     [
         (BYTES, "2"),  # nothing comes back: the one is a round further than the other
-        (TURNED, "2"),  # backward waits for the last gradient
+        pytest.param(TURNED, "2", marks=pytest.mark.slow),  # backward waits for the last gradient
         pytest.param(BYTES.replace("1 MB", "1 MB, stale: 2"), "4", marks=pytest.mark.slow),
         pytest.param(BYTES + NEXT, "2", marks=pytest.mark.slow),  # one after the other
         pytest.param(BYTES + NEXT, "4", marks=pytest.mark.slow),
@@ -163,6 +165,7 @@ def test_estimates_of_placements_are_those_of_replays_whatever_the_edges(scenari
         assert -0.15 < row["estimated_step_ns"] / row["step_ns"] - 1 < 0.01
 
 
+@pytest.mark.slow
 def test_a_program_that_is_ahead_and_waits_now_and_then_is_not_the_slowest(scenario):
     """Nothing comes back, so that the words, which are behind, keep their pace however far the tower may be ahead."""
     layouts = {"tower": ("ranks: all, pipeline: 2,", "layers: 4"), "words": ("ranks: all, tensor: 2,", "layers: 4")}

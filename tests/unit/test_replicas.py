@@ -271,6 +271,7 @@ def test_the_step_is_compute_and_the_sums_that_outlast_backward(name: str) -> No
         assert row["step_ns"] - row["compute_ns"] == row["took"][0]
 
 
+@pytest.mark.slow
 def test_a_captured_step_of_pytorch_runs_on_eight_ranks(tmp_path) -> None:  # type: ignore[no-untyped-def]
     torch = pytest.importorskip("torch", reason="torch is not installed")
     torch_steps = pytest.importorskip("torch_steps", reason="transformers is not installed")

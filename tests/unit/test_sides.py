@@ -272,7 +272,10 @@ def rows(folder: Path, side: str, *names: str, **changes: str) -> dict[str, dict
 
 @pytest.mark.parametrize(
     ("changes", "fastest"),
-    [({"host_compute.achieved_bandwidth": "0.001"}, "accelerator"), ({}, "host")],
+    [
+        pytest.param({"host_compute.achieved_bandwidth": "0.001"}, "accelerator", marks=pytest.mark.slow),
+        ({}, "host"),
+    ],
 )
 def test_a_compiler_takes_the_faster_side_and_is_bounded_by_both(
     changes: dict[str, str], fastest: str, tmp_path: Path

@@ -33,7 +33,7 @@ def sizes(graph):
     return dict(found)
 
 
-LIKE = ("encoder_decoder", "perceptron")
+LIKE = ("encoder_decoder", "perceptron", "checkpointed", "checkpointed_reentrant", "transformer")
 """Those whose parts are in other steps, too."""
 
 
@@ -100,14 +100,14 @@ COPIED = {
 }  # fmt: skip
 
 
-LIKE_COPIES = {("encoder", False), ("without dropout", True)}
-"""Each is copied as in the other mode."""
+SELDOM = ("both", "encoder", "without dropout")
+"""Those whose parts are in others, too."""
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # without a batch first
 @pytest.mark.parametrize(
     ("name", "training"),
-    [pytest.param(name, training, marks=[pytest.mark.slow] * (name == "both" or (name, training) in LIKE_COPIES))
+    [pytest.param(name, training, marks=[pytest.mark.slow] * (name in SELDOM))
      for name, training in product(COPIED, (True, False))],
 )  # fmt: skip
 def test_views_of_a_copied_layer_are_no_storages_of_their_own(name, training):
@@ -153,7 +153,9 @@ def test_models_of_many_families_are_captured_or_refused_with_the_line(name):
     assert {name.partition("/")[0] for name in unplaced} <= weights  # a gradient that is laid out anew
 
 
-@pytest.mark.parametrize("name", ["perceptron", "llama", "convolutions", "checkpointed"])
+@pytest.mark.parametrize(
+    "name", ["perceptron", "llama", "convolutions", pytest.param("checkpointed", marks=pytest.mark.slow)]
+)
 def test_arithmetic_is_that_of_pytorchs_counter(name):
     module, inputs, named, options = torch_steps.made(name)
     with hosim.torch.fake(), FlopCounterMode(display=False) as counter:
@@ -498,6 +500,7 @@ def test_all_is_freed_after_its_last_use_if_asked():
     assert (live_bytes(early.graph) <= live_bytes(as_pytorch.graph)).all()
 
 
+@pytest.mark.slow
 def test_two_captures_are_the_same():
     first, second = (capture("llama") for capture in (torch_steps.captured, torch_steps.captured.__wrapped__))
     assert first.graph == second.graph

@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from examples import some
 
 torch = pytest.importorskip("torch", reason='torch is not installed (pip install "hosim[torch]")')
 
@@ -104,6 +105,9 @@ LAYERS = {
 
 UNLIKE = ("in bf16", "norms", "attention with dropout", "encoder")
 """Those whose layers do something else when they do not train; and those with the larger update."""
+ONCE = {("in bf16", True), ("norms", True), ("norms", False), ("attention with dropout", False), ("encoder", False)}
+ONCE |= {(name, True) for name in ("convolution and LSTM", "autocast and checkpointed", "constant", "smooth l1")}
+"""Each kind of layer once; the others are slow."""
 
 
 def recorded(model, x, optimizer):
@@ -118,7 +122,7 @@ def recorded(model, x, optimizer):
 @pytest.mark.parametrize(
     ("name", "training"),
     [pytest.param(name, training, id=f"{name}-{'train' if training else 'eval'}",
-                  marks=[pytest.mark.slow] * (not training and name not in UNLIKE))
+                  marks=[pytest.mark.slow] * ((name, training) not in ONCE))
      for name, training in product(LAYERS, (True, False))],
 )  # fmt: skip
 def test_a_captured_step_is_the_one_that_runs(name, training):
@@ -139,7 +143,7 @@ def test_the_kernels_that_are_chosen_for_inference_are_captured():
     assert ["_transformer_encoder_layer_fwd" in op.name for op in ops] == [True]
 
 
-@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize("reentrant", some([None, False, True], 3))
 def test_code_that_asks_for_cuda_has_attention_and_autocast_of_cuda_where_it_runs_again_too(reentrant):
     with hosim.torch.fake():
         block = Cast(Attention(0.1, reentrant, "cuda"), "cuda")

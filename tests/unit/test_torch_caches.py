@@ -40,7 +40,9 @@ def made(kind):
         return decode(kind)
 
 
-@pytest.mark.parametrize(("kind", "length"), [("DynamicCache", TOKENS + 2), ("StaticCache", 100)])
+@pytest.mark.parametrize(
+    ("kind", "length"), [("DynamicCache", TOKENS + 2), pytest.param("StaticCache", 100, marks=pytest.mark.slow)]
+)
 def test_a_cache_is_one_that_persists_as_long_as_after_the_step(kind, length):
     model, named = made(kind)
     found = hosim.torch.capture(model, **named, phase="decode")
@@ -78,11 +80,9 @@ STATES |= {"layer_types": ["linear_attention", "full_attention"]}
 OTHERS = {"Llama": {}, "Qwen3": {}, "Gemma3": NEAR, "Mistral": {"sliding_window": 32}, "Qwen3_5": STATES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
-@pytest.mark.parametrize(
-    "family",
-    ["Llama", "Gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Qwen3", "Mistral", "Qwen3_5"))],
-)
+@pytest.mark.parametrize("family", OTHERS)
 def test_a_captured_decode_is_that_of_its_configuration(family, kind, tmp_path):
     """Bytes of the cache and FLOPs; a static cache is as long as it may become, and attended to as a whole."""
     named = next(name for name in (f"{family}TextConfig", f"{family}Config") if hasattr(hf, name))

@@ -5,6 +5,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from examples import some
 
 torch = pytest.importorskip("torch", reason='torch is not installed (pip install "hosim[torch]")')
 
@@ -129,10 +130,15 @@ def held(graph):
 @pytest.mark.parametrize(
     "make",
     [
-        sharded,
-        replicated,
         finding,
-        lambda: sharded(mesh=init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("a", "b"))),
+        *(
+            pytest.param(make, marks=pytest.mark.slow)
+            for make in (
+                sharded,
+                replicated,
+                lambda: sharded(mesh=init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("a", "b"))),
+            )
+        ),
     ],
 )
 def test_the_peak_of_a_rank_is_that_of_pytorchs_memory_tracker(make):
@@ -168,6 +174,7 @@ def test_fsdp_shares_states_and_holds_what_it_gathered():
     assert shards + 4 * LAYER_BYTES <= peak <= shards + 4 * LAYER_BYTES + of_one_row
 
 
+@pytest.mark.slow
 def test_fsdp_meets_as_zero_3_of_hosim_does():
     found = found_of(sharded)
     sizes = met(found.graph)
@@ -192,7 +199,7 @@ def test_fsdp_meets_as_zero_3_of_hosim_does():
     assert ours.arithmetic == found.graph.arithmetic
 
 
-@pytest.mark.parametrize("policy", [None, MixedPrecisionPolicy(param_dtype=torch.bfloat16)])
+@pytest.mark.parametrize("policy", some([MixedPrecisionPolicy(param_dtype=torch.bfloat16), None], 2))
 def test_fsdp_gathers_a_layer_while_the_one_before_it_computes(policy):
     def make():
         return sharded(layers().float(), **({"mp_policy": policy} if policy else {}))
@@ -215,6 +222,7 @@ def test_tensor_parallel_layers_add_up_what_they_make():
     assert sum(graph.arithmetic.values()) == (6 * LAYERS - 1) * products // RANKS
 
 
+@pytest.mark.slow
 def test_sequence_parallel_layers_gather_and_scatter():
     graph = found_of(lambda: tensor_parallel(layout=Shard(0)), rows=ROWS // RANKS).graph
     sizes = met(graph)
@@ -232,6 +240,7 @@ def test_replicas_reduce_their_gradients_in_buckets():
     assert any(op.flops for op in graph.ops[places[0] :] if op.phase == "backward")  # beside the rest of backward
 
 
+@pytest.mark.slow
 def test_replicas_that_find_unused_parameters_keep_their_first_buckets_and_say_which_are_used():
     """Buckets of 2 MiB, and a number for each parameter, as two processes of gloo meet by PyTorch's profiler."""
     graph = found_of(finding).graph
@@ -242,6 +251,7 @@ def test_replicas_that_find_unused_parameters_keep_their_first_buckets_and_say_w
     assert not any("parts.1" in name for name in names)
 
 
+@pytest.mark.slow
 def test_a_static_graph_is_shared_as_any_other():
     def static():
         dist.init_process_group("nccl")
@@ -257,6 +267,7 @@ def test_gradients_that_are_never_reduced_are_refused():
         captured(partly)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_added_up_before_they_are_reduced_wait_for_no_others():
     with hosim.torch.fake(ranks=RANKS):
         model, x = replicated(), torch.randn(ROWS, WIDTH, dtype=torch.bfloat16)
@@ -273,6 +284,7 @@ def test_gradients_that_are_added_up_before_they_are_reduced_wait_for_no_others(
     assert sizes == [LAYER_BYTES] * LAYERS
 
 
+@pytest.mark.slow
 def test_two_axes_meet_apart():
     graph = found_of(both).graph
     pairs, fours = (0, 4), (0, 1, 2, 3)

@@ -110,6 +110,7 @@ def test_an_optimizer_may_compare_what_it_keeps():
     assert sum("/update/add_" in op.name for op in graph.ops) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own
 def test_a_compiled_module_runs_uncompiled():
     model, x = small(), torch.randn(16, 32)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from simulator.engine.program import Program
 from simulator.engine.replay.extension import loaded
 from simulator.engine.replay.programs import ReplayedProgram, issued_rows, machine_columns
@@ -84,7 +86,9 @@ def replay(
         return None
     if progress is not None:
         progress(computes, computes)
-    tables: dict[str, Any] = {name: _table(TABLES[name], part) for name, part in zip(_WRITTEN, rows, strict=True)}
+    tables = dict[str, Any]()
+    for name, block in zip(_WRITTEN, rows, strict=True):
+        tables[name] = Table(TABLES[name], np.frombuffer(block, np.int64).reshape(-1, len(TABLES[name])))
     issued, laps = [Table(ISSUED) for _ in stands_in], [0] * len(stands_in)
     for rank, of in of_ranks.items():
         if of.is_lap:
@@ -92,9 +96,3 @@ def replay(
         else:
             issued[rank] = Table(ISSUED, issued_rows(of.actions, of.repeats))
     return Trace("ok", **tables, issued=tuple(issued), laps=tuple(laps), stands_in=stands_in, stored_once=stored.once)
-
-
-def _table(names: tuple[str, ...], rows: bytes) -> Table:
-    table = Table(names)
-    table.append(rows)
-    return table
