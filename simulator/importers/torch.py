@@ -314,13 +314,12 @@ def _notes(record: Any, graph: Graph) -> Iterator[str]:
     caches = sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == TensorKind.KV_CACHE)
     brought = "Tensors there are copied in where they are read; ops on them run on the accelerator."
     has_one = "With dropout it has one on CUDA: make the model there."
-    share = f"; {shares:,} of them reduce gradients of their samples"
     grown = "one that grows by copies is one tensor, and its old copy a workspace."
     notes = (
         (left, f"Copies to the host, {len(left):,} of {human(sum(left), 'B')}, are ops of the host. {brought}"),
         (below, f"Copies from the host, {len(below):,} of {human(sum(below), 'B')}: these tensors are at home below."),
         (watch.compiled, "Functions under torch.compile are captured as eager: ops that it would fuse stand apart."),
-        (met, f"All {met:,} ranks do what the first does{share * (shares > 1)}."),
+        (met, f"All {met:,} ranks do what the first does{f'; {shares:,} share gradients' * (shares > 1)}."),
         (batch, f"A step is of {batch}: the shape of input_ids, or else of the first input."),
         (apart, f"Softmax ops in attention, where PyTorch has no fused CPU kernel: {apart:,}. {has_one}"),
         (is_copied, f"Updates in place of views: {record.copied:,} ops of backward, more or fewer in a real step."),

@@ -71,9 +71,9 @@ def take_back() -> None:
 
 
 _MODULES = torch.nn.modules.module.__file__
-_ON_CUDA, _ON_HOST, _LENT = (WeakSet[torch.UntypedStorage]() for _ in range(3))
+_ON_CUDA, _ON_HOST, _LENT, _COMPARED = (WeakSet[torch.UntypedStorage]() for _ in range(4))
 """Storages that code asked to be on CUDA, or on the host, or that were made of such on CUDA; those of which a step has
-a copy on CUDA, and which stay on the host."""
+a copy on CUDA, and which stay on the host; and what comparing values has made."""
 
 _COPIES = (torch.Tensor.copy_, torch.Tensor.cpu, torch.Tensor.to)
 
@@ -84,7 +84,8 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
     Attributes
     ----------
     in_step, in_update, to_host
-        Whether a step runs; an optimizer, for which a value that is not known is 1; a copy to the host.
+        Whether a step runs; an optimizer, for which a value that is not known is 1, and the larger one that it is
+        compared with; a copy to the host.
     is_asked
         Whether the code asked for CUDA, or was given what is there.
     bring
@@ -101,7 +102,8 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
         if self.in_update and func in (torch.Tensor.item, torch.Tensor.__float__, torch.Tensor.__bool__):
             with suppress(DataDependentOutputException):
                 return func(*args)
-            return func is torch.Tensor.__bool__ or 1.0
+            if func != torch.Tensor.__bool__ or args[0].untyped_storage() in _COMPARED:
+                return func == torch.Tensor.__bool__ or 1.0
         given, values = list(tensors((args, kwargs))), (*args, *(kwargs or {}).values())
         is_there = func is torch.Tensor.cuda or any(map(is_cuda, values))
         is_there = is_there or (len(_ON_CUDA) > 0 and any(tensor.untyped_storage() in _ON_CUDA for tensor in given))
@@ -117,8 +119,9 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
             made = self._call(func, args, kwargs, given)
         finally:
             self._is_there = outer
+        memories = [tensor.untyped_storage() for tensor in tensors(made)]
+        _COMPARED.update(memories if getattr(func, "__name__", "") in ("gt", "lt", "ge", "le") else ())
         if is_there or is_pinned:
-            memories = [tensor.untyped_storage() for tensor in tensors(made)]
             (_ON_HOST if is_pinned else _ON_CUDA).update(memories)
             _ON_HOST.difference_update(() if is_pinned else memories)
         return made

@@ -139,7 +139,7 @@ def test_a_function_becomes_a_graph_that_runs(hosim, mine):
 def test_a_step_of_several_ranks_runs_on_them(hosim, mine):
     done = hosim("import", "torch", "mine_steps:sharded", "--ranks", "8", "-o", "mine.yaml")
     assert (done.code, done.err) == (0, "")
-    assert "  All 8 ranks do what the first does; 8 of them reduce gradients of their samples." in done.out.splitlines()
+    assert "  All 8 ranks do what the first does; 8 share gradients." in done.out.splitlines()
     done = hosim("run", "--hardware", "dgx_h100", "--workload", "mine.yaml", "--policy", "resident")
     assert (done.code, done.err) == (0, "")
     assert "in 8 ranks" in done.out

@@ -302,7 +302,7 @@ def test_what_was_captured_runs_on_as_many_ranks(make, shares, tmp_path):
     made = found_of(make)
     made.write(tmp_path / "mine.yaml")
     assert made.workload.batch == ROWS * shares
-    told = f"; {shares} of them reduce gradients of their samples." if shares > 1 else "."
+    told = f"; {shares} share gradients." if shares > 1 else "."
     assert f"All 8 ranks do what the first does{told}" in made.derived
     found = hosim.run(hardware="dgx_h100", workload=tmp_path / "mine.yaml", policies=["resident", "static"])
     rows = found.summary
