@@ -230,7 +230,7 @@ def globs_of(pattern: str) -> list[str]:
 
     It fits from the start of a text on. A file may hold any; one that is run could take for ever.
     """
-    parts = [part.split("|") for part in re.split(r"\((?:\?:)?|\)", pattern.removeprefix("^"))]
+    parts = [part.split("|") for part in re.split(r"\((?:\?:)?([^()]*)\)", pattern.removeprefix("^"))]
     plain = re.compile(r"([\w-]|\.\*|\\\.|(\\d|\[[0-9-]+\])\+?|\.(?![+?{])|\$$)*").fullmatch
     if {*map(len, parts[::2])} != {1} or prod(map(len, parts)) > _MOST_WAYS or not all(map(plain, chain(*parts))):
         return []

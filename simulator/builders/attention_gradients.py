@@ -100,8 +100,8 @@ def attend_whole(t: Tape, x: str) -> str:
     if not t.model.causal:  # a window is half before a token and half behind it
         most = min(sequence - 1, (attention.window or 2 * sequence) // 2)
         pairs = 2 * (sequence * (2 * most + 1) - most * (most + 1))
-    computes_masked = t.workload.masked == "computed" or t.workload.dtypes.scores_bytes
-    pairs = 2 * sequence**2 if computes_masked and attends_whole(attention) else pairs
+    if attends_whole(attention) and (t.workload.masked == "computed" or t.workload.dtypes.scores_bytes):
+        pairs = 2 * sequence**2
     if isinstance(attention, Gqa):
         index, chosen = tuple([t.to(score, t.cut()) for score in inputs[3:]]), tuple[str, ...]()
         if (indexer := attention.indexer) and indexer.top * indexer.block < sequence:
@@ -185,12 +185,13 @@ def _passes(t: Tape, scores: str) -> dict[str, OpFields]:
     return traffic(SCORES[t.is_eager], t.spread[scores].elements * t.element_bytes)
 
 
-def _scores(t: Tape, name: str, taken: list[str], layout: Layout) -> list[str]:
+def _scores(t: Tape, heads: Heads, taken: list[str], layout: Layout) -> list[str]:
     """Make the scores of all pairs, if training holds them."""
-    part, size = t.whole_attention, t.workload.dtypes.scores_bytes
-    if not (size and t.is_forward and attends_whole(part)):
+    name, size = f"attn.{heads.view or 'core'}", t.workload.dtypes.scores_bytes * (heads.view in ("", "across"))
+    if not (size and t.is_forward and attends_whole(t.whole_attention)):
         return []
-    scores = t.tensor(f"{name}.scores", part.heads * t.workload.sequence, layout, size)
+    width = t.whole_attention.heads * heads.pairs // (2 * t.workload.sequence)
+    scores = t.tensor(f"{name}.scores", width, layout, size)
     t.op(f"{name}.softmax", taken, [scores], **_passes(t, scores)["forward"])
     return [scores]
 
@@ -205,7 +206,7 @@ def _attend(t: Tape, heads: Heads) -> str:
     small, sinks = ([], []) if heads.view == "across" else of_scores(t)
     (key, value), part = heads.sizes, t.whole_attention
     context = t.tensor(f"{name}.out", part.heads * value, layout)
-    scores, pairs = [] if heads.view else _scores(t, name, taken, layout), _pairs(t, heads, context)
+    scores, pairs = _scores(t, heads, taken, layout), _pairs(t, heads, context)
     statistics = [t.tensor(f"{name}.lse", part.heads, layout, FP32_BYTES)] if t.is_forward and not scores else scores
     made = [context, *(() if scores else statistics)]
     t.op(name, [*taken, *scores, *sinks], made, op_class="attention", flops=pairs * (key + value))
@@ -307,8 +308,7 @@ def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -
         t.op("attn.index.target", reads, [target], op_class="attention", flops=flops)
         target, scores_bytes = t.to(target, t.cut()), 0 if heads.chosen else t.made_bytes(target)
         grads = [t.add(f"{x}.grad", t.spread[x]) for x in taught]
-        flops = 3 * each * (t.own_tokens * pairs // t.workload.sequence)
-        reads = [*heads.scoring, *heads.chosen, target]
+        reads, flops = [*heads.scoring, *heads.chosen, target], 3 * each * (t.own_tokens * pairs // t.workload.sequence)
         t.op("attn.index", reads, grads, op_class="attention", flops=flops, workspace_bytes=scores_bytes)
         t.add_gradients(taught, grads)
 

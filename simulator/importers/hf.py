@@ -120,8 +120,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     config, dropped = _decoder(outer, shown(path)) if part == "decoder" else (_part(outer, part, shown(path)), {})
     model = whole_model_of(config)
     phase = phase or ("decode" if model.get("causal", True) else "prefill")
-    limit = model.get("positions") or _DEFAULT_SEQUENCE
-    limit = config.count("max_position_embeddings", "seq_length", derived=limit)
+    limit = config.count("max_position_embeddings", "seq_length", derived=model.get("positions") or _DEFAULT_SEQUENCE)
     added = (new_tokens or 1) if phase == "decode" and model.get("positions") else 0  # have positions, too
     wanted = min(_DEFAULT_SEQUENCE, limit - added) if sequence is None else sequence
     if wanted > limit:
@@ -206,7 +205,7 @@ def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"
     insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
     section = next((f"{key}." for key, value in outer.items() if value is inner), "")
-    return Config(inner, FAMILIES[name], where, section)
+    return Config({key: outer[key] for key in _OF_BOTH[-2:] if key in outer} | inner, FAMILIES[name], where, section)
 
 
 def _found(outer: dict[str, Any], part: str) -> tuple[str, dict[str, Any], list[str], str]:

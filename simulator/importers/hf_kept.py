@@ -56,7 +56,7 @@ def quantized(config: Any, c: Config, model: dict[str, Any], compute: str) -> di
     if config.get("expert_dtype", c.get("expert_dtype")) == "fp4" and usual:  # of DeepSeek-V4
         rules.append((["*.experts"], "mxfp4"))
     cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
-    is_fp8 = cache == "FP8" or (isinstance(cache, dict) and cache.get("num_bits") == 8 and cache.get("type") == "float")
+    is_fp8 = cache == "FP8" or (isinstance(cache, dict) and (cache.get("num_bits"), cache.get("type")) == (8, "float"))
     try:
         kept, most = _kept(DecoderModel.model_validate(model), usual, rules, c)
     except ValidationError:  # which is told where the workload is made
@@ -75,8 +75,7 @@ def quantized(config: Any, c: Config, model: dict[str, Any], compute: str) -> di
                 break
         others[pattern] = dtype or compute
         left = {other: dtype for other, dtype in left.items() if not fnmatchcase(other, pattern)}
-    if left:
-        c.derived.append("More matrices are kept otherwise than a workload has patterns for: they count as most.")
+    c.derived += ["More matrices are kept otherwise than a workload has patterns: they count as most."] * bool(left)
     return dtypes | ({"others": others} if others and not left else {}) | ({"kv_cache": "fp8"} if is_fp8 else {})
 
 
@@ -87,8 +86,9 @@ def _rules(config: dict[str, Any], c: Config, where: str) -> tuple[str, list[Rul
     """
     method, algorithm = config.get("quant_method"), str(config.get("quant_algo")).upper()
     bits, group = config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size"))
-    dynamic = [f"re:{key[2:]}" for key in config.get("dynamic") or () if str(key).startswith("-:")]
-    rules: list[Rule] = [(_names(next(filter(None, map(config.get, PLAIN)), []), where) + dynamic, "")]
+    dynamic = {f"re:{key.removeprefix('+:')}": about for key, about in (config.get("dynamic") or {}).items()}
+    plain = [f"re:{key[5:]}" for key in dynamic if key.startswith("re:-:")]  # as GPTQModel writes it
+    rules: list[Rule] = [(_names(next(filter(None, map(config.get, PLAIN)), []), where) + plain, "")]
     layers, usual, algorithms = config.get("quantized_layers"), "", {algorithm}
     if method is None and bits and isinstance(group, int):
         method, group = "gptq", group // 2  # MLX keeps a scale and an offset for each group, of tables, too
@@ -104,9 +104,9 @@ def _rules(config: dict[str, Any], c: Config, where: str) -> tuple[str, list[Rul
     elif method == "bitsandbytes":
         usual = "nf4" if config.get("load_in_4bit") else _number(8, group, where, c)
     elif method in ("auto-round", "awq", "gptq"):
-        usual, apart = _number(bits, group, where, c), {**config, **(config.get("extra_config") or {})}
-        few = {key: value.get("bits", 16) for key, value in apart.items() if isinstance(value, dict)}
-        few |= {key: 16 for key, value in apart.items() if value is False}
+        usual, apart = _number(bits, group, where, c), {**config, **dynamic, **(config.get("extra_config") or {})}
+        few = {key: value.get("bits", 16) for key, value in apart.items() if isinstance(value, dict) and value}
+        few |= {key: bits if value else 16 for key, value in apart.items() if value is False or key == "lm_head"}
         rules[:0] = [([key], "" if size == 16 else _number(size, group, where, c)) for key, size in few.items()]
     elif isinstance(layers, dict) and algorithm not in ALGORITHMS:
         of_kind = dict[str, list[str]]()
@@ -141,8 +141,9 @@ def _of_groups(groups: Any, rules: list[Rule], c: Config, where: str) -> str:
         insist(isinstance(kept, dict), f"{where}, config_groups", "a group says how weights are kept", repr(groups))
         targets, is_float = _names(about.get("targets") or ["Linear"], where), kept.get("type") == "float"
         dtype = _number(kept.get("num_bits"), kept.get("group_size"), where, c, is_float=is_float)
-        rules.append(([name for name in targets if not name[:1].isupper()], dtype))
-        usual = dtype if len(rules[-1][0]) < len(targets) else usual
+        names = [name for name in targets if not name[:1].isupper()]
+        rules.append((names + ["lm_head"] * ("Linear" in targets), dtype))
+        usual = dtype if len(names) < len(targets) else usual
     return usual
 
 

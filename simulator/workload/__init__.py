@@ -61,7 +61,7 @@ class Workload(Document):
         and of a rotary embedding, goes through memory; heads of latent attention have full keys, and copy outputs.
     masked
         Pairs of tokens that a mask hides, in training and of prompts: ``skipped`` by kernels of attention block by
-        block, as by FlashAttention; or ``computed``, as by its Triton kernel of 2022, or with `dtypes.scores_bytes`.
+        block, as by FlashAttention; or ``computed``, as by its Triton kernel of 2022. Where scores are held, all are.
     parallel
         Degrees of parallelism of the model, or the number of replicas that run the graph, and their sharding.
     chunk
@@ -372,7 +372,7 @@ class Workload(Document):
         require(once, must, found, "optimizer", do="remove one of them")
         fits = self.lora or self.frozen or not (self.dtypes.weights or self.dtypes.experts or self.dtypes.others)
         must = "a format of weights is for inference, or for frozen ones"
-        require(fits, must, "another", "dtypes", "weights", do="remove it")
+        require(fits, must, "another", "dtypes", "others" if self.dtypes.others else "weights", do="remove it")
         by_size, optimizer = self.dtypes.optimizer_bytes_per_parameter >= _WITH_MASTER, self.optimizer
         has_master = optimizer.master_bytes(self.dtypes.element_bytes) > 0 if optimizer else by_size
         self.on.check_optimizer(self.optimizer or Optimizer(), has_master=has_master)

@@ -352,7 +352,8 @@ class Lora(Part):
     dropout
         Whether elements of each input are dropped at random; the copy and its mask stay until backward.
     inputs
-        Data type of that copy before it is turned into `Dtypes.compute`: fp32 beside adapters in fp32 under autocast.
+        Data type of that copy before it is turned into `Dtypes.compute`: fp32 beside adapters in fp32 under autocast,
+        whose own size is as `Dtypes.compute` here.
     """
 
     rank: Count

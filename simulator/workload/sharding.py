@@ -93,7 +93,8 @@ class Dtypes(Part):
         saved.
     scores_bytes
         What attention holds of each query and key of each head, masked ones too [B]: at inference while it runs, in
-        training until backward, as of PyTorch's op by op; default: nothing, as kernels that go through keys in blocks.
+        training until backward, as of PyTorch's op by op, whose passes over scores in `compute` take time, dropout left
+        out; default: nothing, as kernels that go through keys in blocks.
     logits_copies_fp32
         Number of fp32 copies of the logits that the loss holds while it runs.
     gradient_copies_fp32

@@ -306,6 +306,13 @@ def test_keys_of_the_encoder_are_made_once(chunk: int) -> None:
         assert {graph.tensors[t].name for t in graph.outputs} >= {f"L0{i}/kv.across" for i in range(LAYERS)}
 
 
+def test_scores_of_rows_of_the_encoder_are_held_too() -> None:
+    graph = build(workload("bart", dtypes={"scores_bytes": 5}))
+    held = {tensor.name.partition("/")[2]: tensor.size_bytes for tensor in graph.tensors if ".scores" in tensor.name}
+    own, across = held["attn.core.scores"], held["attn.across.scores"]
+    assert own * ENCODED == across * SEQUENCE > 0
+
+
 def test_the_encoder_gets_its_gradient_unless_it_is_frozen() -> None:
     def grads(**more: Any) -> list[str]:
         graph = build(workload("bart", **more))

@@ -34,6 +34,7 @@ GROUPS: dict[str, Any] = {"quant_method": "compressed-tensors", "config_groups":
 DENSE = {"L00/ffn.*": "nvfp4", "L01/ffn.*": "nvfp4", "*/ffn.shared.*": "nvfp4"}
 KIMI = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
 MIXED = {"quant_algo": "MIXED_PRECISION", "quant_method": "modelopt", "config_groups": {}}
+OF_PATTERNS = {"*/attn.k.*": "fp8", "*/attn.o.*": "bf16", "*/ffn.down.*": "fp8", "head/lm.weight": "int4"}
 KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "feed-forwards alone": (
         "llama",
@@ -49,6 +50,13 @@ KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "llama",
         {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["model.layers.0.mlp", "model.layers.3", "lm_head"]},
         {"weights": "fp8", "others": {"L00/ffn.*": "bf16", "L03/*": "bf16"}},
+    ),
+    "all linears": ("llama", GROUPS, {"weights": "int4_of_32", "others": {"head/lm.weight": "int4_of_32"}}),
+    "by patterns": (
+        "llama",
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": True}
+        | {"dynamic": {r"+:.*down.*": {"bits": 8}, r".*k_proj": {"bits": 8}, r"-:.*o_proj.*": {}}},
+        {"weights": "int4", "others": OF_PATTERNS},
     ),
     "experts alone": ("deepseek_v3", GROUPS | {"ignore": KIMI}, {"experts": "int4_of_32"}),
     "all but attention": (
@@ -117,9 +125,10 @@ def test_modules_that_are_named_are_kept_otherwise(case: str, tmp_path: Path) ->
     assert not [text for text in found.derived if "pattern" in text]
 
 
-def test_a_pattern_that_says_more_is_told(tmp_path: Path) -> None:
-    found = read("llama", GROUPS | {"ignore": ["re:(a+)+$", "lm_head"]}, tmp_path)
-    told = "A pattern of modules is not understood, and leaves none out: 're:(a+)+$'."
+@pytest.mark.parametrize("pattern", ["(a+)+$", ".*(layers"])
+def test_a_pattern_that_says_more_is_told(pattern: str, tmp_path: Path) -> None:
+    found = read("llama", GROUPS | {"ignore": [f"re:{pattern}", "lm_head"]}, tmp_path)
+    told = f"A pattern of modules is not understood, and leaves none out: 're:{pattern}'."
     assert told in found.derived
     assert found.workload.dtypes.weights == "int4_of_32"
 
