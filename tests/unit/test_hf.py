@@ -373,7 +373,7 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "floats": (
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 8, "type": "float"}}}},
-        {"weights": "fp8"},
+        {"weights": "fp8", "others": {"head/lm.weight": "fp8"}},
     ),
     "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, {"weights": "nvfp4"}),
     "cache": ({"quant_algo": "FP8", "kv_cache_scheme": "FP8"}, {"weights": "fp8", "kv_cache": "fp8"}),
