@@ -206,9 +206,9 @@ def _attend(t: Tape, heads: Heads) -> str:
     small, sinks = ([], []) if heads.view == "across" else of_scores(t)
     (key, value), part = heads.sizes, t.whole_attention
     context = t.tensor(f"{name}.out", part.heads * value, layout)
-    scores, pairs = _scores(t, heads, taken, layout), _pairs(t, heads, context)
+    scores = _scores(t, heads, taken, layout) if t.workload.dtypes.scores_bytes else []
     statistics = [t.tensor(f"{name}.lse", part.heads, layout, FP32_BYTES)] if t.is_forward and not scores else scores
-    made = [context, *(() if scores else statistics)]
+    made, pairs = [context, *(() if scores else statistics)], _pairs(t, heads, context)
     t.op(name, [*taken, *scores, *sinks], made, op_class="attention", flops=pairs * (key + value))
 
     def back(dy: str) -> None:
