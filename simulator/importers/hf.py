@@ -126,13 +126,12 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
     axes = {"tensor": tensor, "data": data, "expert": expert, "pipeline": pipeline, "zero_stage": zero_stage}
-    spread = {axis: size for axis, size in axes.items() if size != (axis != "zero_stage")}
+    axes = {axis: size for axis, size in axes.items() if size != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
     if arriving := _arrivals(phase, requests=requests, prompt=prompt, answer=answer):
         asked = {"batch": batch, "sequence": sequence, "requests": arriving}
     asked |= {"chunk": chunk, "new_tokens": new_tokens, "experts": experts}
-    asked["kv"] = None if block is None else {"block": block}
-    asked["parallel"] = {"ranks": "all", **spread} if spread else None
+    asked |= {"kv": None if block is None else {"block": block}, "parallel": {"ranks": "all", **axes} if axes else None}
     name, cache = named(_name(outer, path)), {"kv_cache": kv_cache} if kv_cache else {}
     document: dict[str, Any] = {"name": name, "title": f"{name}, {phase}", "model": model, "phase": phase}
     document["dtypes"] = _dtypes(config, path, phase, model) | cache

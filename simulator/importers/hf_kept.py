@@ -52,6 +52,8 @@ def quantized(config: Any, c: Config, model: dict[str, Any], compute: str) -> di
     where = c.where_is("quantization_config", "quantization")
     config = config.get("quantization", config) if isinstance(config, dict) else config
     insist(isinstance(config, dict), where, "this is an object", repr(config))
+    odd = [key for key in ("dynamic", "extra_config") if not isinstance(config.get(key) or {}, dict)]
+    insist(not odd, f"{where}, {''.join(odd[:1])}", "this is an object", f"{[config[key] for key in odd]!r:.80}")
     usual, rules = _rules(config, c, where)
     if config.get("expert_dtype", c.get("expert_dtype")) == "fp4" and usual:  # of DeepSeek-V4
         rules.append((["*.experts"], "mxfp4"))
@@ -172,8 +174,7 @@ def _named(entries: list[str], c: Config) -> Callable[[str], object]:
     for entry in dict.fromkeys(re.sub(r"\bexperts\.\d+", "experts.0", entry) for entry in entries):
         globs = globs_of(entry[3:]) if entry.startswith("re:") else [entry, "*." + entry][: 2 - ("*" in entry)]
         texts += [translate(_PREFIX.sub("", glob))[:-2] + r"(\..*)?\Z" for glob in globs]
-        note = f"A pattern of modules is not understood, and leaves none out: {entry[:60]!r}."
-        c.derived += [] if globs else [note]
+        c.derived += [f"A pattern of modules is not understood, and leaves none out: {entry[:60]!r}."] * (globs == [])
     must, found = "at most 20,000 modules are named, all experts of a layer as one", f"{len(texts):,}"
     insist(len(texts) <= 20_000, c.where_is("quantization_config", "quantization"), must, found, "name less")
     return re.compile("|".join(texts) or "(?!)").match

@@ -147,6 +147,13 @@ LISTS: list[tuple[str, list[str]]] = [
 ]
 
 
+@pytest.mark.parametrize("key", ["dynamic", "extra_config"])
+def test_what_is_by_module_is_an_object(key: str, tmp_path: Path) -> None:
+    stated = {"quant_method": "gptq", "bits": 4, "group_size": 128, key: [1]}
+    with pytest.raises(ConfigError, match=rf"quantization_config, {key}: this is an object, found \[\[1\]\]"):
+        read("llama", stated, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "plain"), LISTS)
 def test_weights_take_as_many_bytes_as_in_the_modules_of_transformers(
