@@ -227,4 +227,4 @@ def test_what_went_wrong_ends_in_a_result_or_a_message(kind: str, folder: Path) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_reads_of_what_went_wrong(kind: str, folder: Path) -> None:
     """Of what others write, and is imported, more."""
-    _check(kind, examples(4_000) if kind in IMPORTED else 250, folder)
+    _check(kind, examples(10_000) if kind in IMPORTED else 250, folder)

@@ -104,7 +104,7 @@ def varied(draw) -> Job:
     return job_of([graphs[id(ran.graph)] for ran in programs])
 
 
-@settings(max_examples=examples(20), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(varied(), st.dictionaries(st.sampled_from("0123456"), st.sampled_from([0.5, 4.0]), max_size=2))
 def test_no_row_of_unlike_ranks_is_faster_than_its_bound_and_its_parts_fill_its_step(tmp_path_factory, job, paces):
     """A row that broke a law, or was faster than its bound, would be `failed`."""

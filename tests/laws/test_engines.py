@@ -80,7 +80,7 @@ def test_they_tell_the_same(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds)
 def test_they_tell_the_same_of_many(kind: str) -> None:
-    _compare(kind, examples(2000))
+    _compare(kind, examples(4000))
 
 
 @pytest.mark.slow

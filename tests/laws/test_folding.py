@@ -102,8 +102,8 @@ def passing_through(draw):
 def test_ranks_fold_where_a_shared_tier_has_room_when_it_is_needed():
     """Some do, and others do not, where there is none for all that they ever put there."""
     folded = Counter[bool]()
-    settings(max_examples=examples(60), deadline=None)(given(passing_through())(fold_on_trial))(folded)
-    assert min(folded[True], folded[False]) > examples(4), folded
+    settings(max_examples=examples(150), deadline=None)(given(passing_through())(fold_on_trial))(folded)
+    assert min(folded[True], folded[False]) > examples(10), folded
 
 
 def fold_on_trial(folded, case):

@@ -33,7 +33,7 @@ def test_the_oracle_agrees(case: Case, waits_for: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(2000), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(4000), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(any_cases, st.sampled_from(["start", "end"]))
 def test_the_oracle_agrees_on_many(case: Case, waits_for: str) -> None:
     _agree(case, waits_for)
@@ -64,7 +64,7 @@ def test_it_agrees_on_ranks_whose_devices_are_unlike(run: Run, data: st.DataObje
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds)
-@settings(max_examples=examples(2000), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(4000), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_it_agrees_on_many_runs_of_a_kind(kind: str, data: st.DataObject) -> None:
     _agree_on(data.draw(kinds[kind]))

@@ -919,7 +919,7 @@ def test_spoilt_files_are_read_or_refused(folder: Path, text: bytes, phase: str)
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(4_000), deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=examples(10_000), deadline=None, suppress_health_check=QUIET)
 @given(spoilt(), PHASES)
 def test_many_spoilt_files_are_read_or_refused(folder: Path, text: bytes, phase: str) -> None:
     check_spoilt(text, phase)
@@ -933,7 +933,7 @@ def spoilt_sample(random: Random) -> bytes:
 
 
 @pytest.mark.skipif(not FILES, reason="the sample files are not there")
-@pytest.mark.parametrize("numbers", [range(20), pytest.param(range(20, 60 + examples(4_000)), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("numbers", [range(20), pytest.param(range(20, 60 + examples(10_000)), marks=pytest.mark.slow)])
 def test_samples_that_went_wrong_are_read_or_refused(folder: Path, numbers: range) -> None:
     for number in numbers:
         random = Random(f"hf {number}")

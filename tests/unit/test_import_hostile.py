@@ -160,7 +160,7 @@ def test_a_recording_that_went_wrong_is_read_or_refused(kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_recordings_that_went_wrong(kind, tmp_path):
-    for number in range(20, 60 + examples(4_000)):
+    for number in range(20, 60 + examples(10_000)):
         read(kind, number, tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_a_published_recording_that_went_wrong_is_read_or_refused(kind, tmp_path
 @pytest.mark.skipif(not DATA, reason=ABSENT)
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_many_published_recordings_that_went_wrong(kind, tmp_path):
-    numbers = range(12, 40 + examples(4_000))
+    numbers = range(12, 40 + examples(10_000))
     assert {read(kind, number, tmp_path, is_published=True) for number in numbers} == {True, False}
 
 

@@ -371,5 +371,5 @@ def test_a_file_that_went_wrong_is_read_or_refused(tmp_path):
 
 @pytest.mark.slow
 def test_many_files_that_went_wrong(tmp_path):
-    for number in range(30, 100 + examples(4_000)):
+    for number in range(30, 100 + examples(10_000)):
         read(number, tmp_path)

@@ -384,7 +384,7 @@ def test_a_trace_that_went_wrong_is_read_or_refused(tmp_path):
 
 @pytest.mark.slow
 def test_many_traces_that_went_wrong(tmp_path):
-    for number in range(20, 60 + examples(4_000)):
+    for number in range(20, 60 + examples(10_000)):
         read(number, tmp_path)
 
 
@@ -420,4 +420,4 @@ def test_published_traces_are_served(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA, reason=ABSENT)
 def test_many_published_traces_that_went_wrong(tmp_path):
-    assert {read(number, tmp_path, spoilt_published) for number in range(examples(4_000))} == {True, False}
+    assert {read(number, tmp_path, spoilt_published) for number in range(examples(10_000))} == {True, False}

@@ -176,5 +176,5 @@ def test_a_program_that_went_wrong_is_read_or_refused(program, tmp_path):
 
 @pytest.mark.slow
 def test_thousands_of_programs_that_went_wrong(program, tmp_path):
-    for number in range(12, 40 + examples(4_000)):
+    for number in range(12, 40 + examples(10_000)):
         read(program, number, tmp_path)
