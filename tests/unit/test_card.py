@@ -82,7 +82,6 @@ def test_layers_with_a_state_say_what_a_sequence_keeps():
     assert card["KV cache"] == told
 
 
-@pytest.mark.slow
 def test_a_job_says_whose_weights_they_are_and_how_many_ranks_there_are():
     card = card_of("llama3_8b_train_2x2x2")
     assert "KV cache" not in card, "training has none"
@@ -151,7 +150,7 @@ def stored(phase: str, **more: object) -> Workload:
         stored("train", dtypes={"weights": "nf4"}, frozen=["*/attn.*"]),
         stored("train", dtypes={"weights": "nf4"}, lora={"rank": 2}),
         stored("train", dtypes={"compute": "fp32"}),
-        catalog.read_workload("kimi_k2_decode"),
+        *map(catalog.read_workload, ("kimi_k2_decode", "deepseek_v3_decode", "llama3_70b_qlora")),
     ],
     ids=lambda workload: f"{workload.name}, {workload.phase}",
 )

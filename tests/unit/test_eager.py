@@ -50,7 +50,8 @@ def per_element(traffic):
     return {phase: [*fields.values()] for phase, fields in traffic.items()}
 
 
-@pytest.mark.parametrize(("dtype", "trains"), [("bfloat16", True), ("float32", False)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("trains", [True, False])
 def test_a_norm_moves_what_its_ops_do(dtype, trains):
     type_of = getattr(torch, dtype)
     norm = llama().LlamaRMSNorm(SHAPE[-1]).requires_grad_(trains)
