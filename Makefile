@@ -16,7 +16,7 @@ check:  ## formatting, lint, types, architecture, size of the house
 test:  ## the tests, in less than three minutes on two cores
 	$(PYTHON) -m pytest
 
-slow:  ## the other tests, in all six shards (SHARD=2/6: of one; SHARD=commit: of the one that is the commit's)
+slow:  ## the other tests, in all ten shards (SHARD=2/10: of one; SHARD=commit: of the one that is the commit's)
 	$(PYTHON) -m pytest -m slow $(if $(SHARD),--shard $(SHARD))
 
 shards:  ## run all slow tests and store how long each takes, so that shards are of like length

@@ -1,8 +1,9 @@
-"""One of six shards of the slow tests, of like length; without one all of them run.
+"""One of ten shards of the slow tests, of like length; without one all of them run.
 
-    python -m pytest -m slow --shard 2/6
+    python -m pytest -m slow --shard 2/10
     python -m pytest -m slow --shard commit          the one that the name of the commit says
     python -m pytest -m slow --renew-shards          measure all, and write `tests/shards.json`
+    python -m pytest -m slow --renew-shards tests/e2e     measure these: no entry is lost, or gets less
 
 A *piece* is what is never divided: the cases of one name, as of one scenario, in whichever files; or all of a file
 whose tests share what they run, if it has an entry in `shards.json`. That says how many seconds of processor a piece
@@ -23,7 +24,7 @@ from zlib import crc32
 
 import pytest
 
-SHARDS = 6
+SHARDS = 10
 FILE = Path(__file__).with_suffix(".json")
 BRIEF_S = 1.0
 """What takes less has no entry."""
@@ -123,12 +124,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write what was measured, unless that was stopped; a file that has an entry keeps one."""
+    """Write what was measured, unless that was stopped; a file that has an entry keeps one.
+
+    Where only some ran, nothing is lost or gets less: cases of one name in other files did not run.
+    """
     is_whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     if not is_whole or not session.config.getoption("renew_shards") or hasattr(session.config, "workerinput"):
         return
     known, sums = pieces(), defaultdict[str, float](float)
     for nodeid, seconds in TOOK.items():
         sums[piece(nodeid, known)] += seconds
+    ran_all = session.config.args_source is not pytest.Config.ArgsSource.ARGS and not session.config.getoption("shard")
     kept = {name: round(took, 1) for name, took in sums.items() if took >= BRIEF_S or name.startswith("tests/")}
+    if not ran_all:
+        kept = {name: max(kept.get(name, 0.0), known.get(name, 0.0)) for name in {**known, **kept}}
     FILE.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", encoding="utf-8")

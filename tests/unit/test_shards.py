@@ -1,5 +1,6 @@
 """Shards of the slow tests: each test is in one, the same each time, and they are of like length."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,6 +47,23 @@ def test_what_is_listed_and_gone_counts_nowhere(monkeypatch):
     assert [len(left(f"{number}/2", ids)) for number in (1, 2)] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("source", "stored"),
+    [("TESTPATHS", {"[1]": 4.0, "test_c": 2.0}), ("ARGS", {"[1]": 9.0, "[2]": 6.0, "test_c": 2.0})],
+)
+def test_where_only_some_are_measured_no_entry_is_lost_or_gets_less(source, stored, monkeypatch, tmp_path):
+    file = tmp_path / "shards.json"
+    file.write_text(json.dumps({"[1]": 9.0, "[2]": 6.0}))
+    monkeypatch.setattr(shards, "FILE", file)
+    monkeypatch.setattr(
+        shards, "TOOK", {"tests/a.py::test_a[1]": 4.0, "tests/a.py::test_b": 0.5, "tests/a.py::test_c": 2.0}
+    )
+    options = {"renew_shards": True, "shard": None}
+    config = SimpleNamespace(getoption=options.get, args_source=getattr(pytest.Config.ArgsSource, source))
+    shards.pytest_sessionfinish(SimpleNamespace(config=config), pytest.ExitCode.OK)
+    assert shards.pieces() == stored
+
+
 def test_what_is_listed_is_there():
     files = {name for name in pieces() if name.startswith("tests/")}
     assert {name for name in files if not (Path(__file__).parents[2] / name).is_file()} == set()
@@ -62,9 +80,9 @@ def test_a_commit_has_one_shard(monkeypatch):
         return lambda *_, **__: SimpleNamespace(stdout=f"{name}\n")
 
     found = []
-    for first in "abcdef":
-        monkeypatch.setattr(shards.subprocess, "run", named(f"0000000{first}" + "0f1" * 10 + "02"))
+    for first in range(20, 20 + SHARDS):
+        monkeypatch.setattr(shards.subprocess, "run", named(f"{first:08x}" + "0f1" * 10 + "02"))
         assert chosen("commit") == chosen("commit")
         found.append(chosen("commit"))
     assert sorted(found) == [(number, SHARDS) for number in range(SHARDS)]
-    assert shards.pytest_report_header(SimpleNamespace(getoption=lambda name: "commit")) == "slow tests: shard 4/6"
+    assert shards.pytest_report_header(SimpleNamespace(getoption=lambda name: "commit")) == "slow tests: shard 10/10"
