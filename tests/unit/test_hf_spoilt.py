@@ -72,7 +72,8 @@ def check(number: int, folder: Path) -> bool:
         assert len(message) < 2000, message
         assert message.isprintable(), ascii(message)
         assert error.where.startswith("--") or "config.json" in error.where, message  # noqa: PT017 - of two outcomes
-        assert not set(re.findall(r"\w+", message)) & OURS - set(re.findall(r"\w+", text)), message
+        theirs = {*re.findall(r"\w+", text), *options}
+        assert not set(re.findall(r"\w+", message)) & OURS - theirs, message
         assert not re.search(r"\b(model|dtypes)\.[a-z]", message), message
         return False
     assert all(isinstance(line, str) for line in (*found.derived, *found.dropped))
