@@ -122,12 +122,13 @@ class StepMemory:
 
     def _hold(self, block: HeldStorage, size_bytes: int) -> None:
         self.used_bytes += size_bytes
-        self._note(HELD, block, size_bytes)
+        if self.notes is not None:
+            self._note(HELD, block, size_bytes)
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     def _tell_of_room(self) -> None:
-        """Wake those who wait for room, if any: to wake a thread for nothing costs more than a small op."""
-        if self._computes or self._queues[IN]:
+        """Wake those who wait for room, if it is enough: to wake a thread for nothing costs more than a small op."""
+        if self._computes or self._may_start(IN):
             self._changed.notify_all()
 
     def _note(self, kind: str, block: HeldStorage | None, size_bytes: int, *lasted: Any) -> None:
