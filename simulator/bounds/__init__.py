@@ -155,8 +155,8 @@ class Limits:
         graph, sharers = timing.precedence.graph, sharers or {}
         self._timing, self._tier = timing, hardware.compute_tier
         self._demand = demand = Demand(timing.precedence, hardware, homes, may_repeat=may_repeat)
-        placed = zip(graph.tensors, homes, strict=True)
-        self._at_home = sum(tensor.size_bytes for tensor, home in placed if home == hardware.compute_tier_id)
+        placed, compute_tier = zip(graph.tensors, homes, strict=True), hardware.compute_tier_id
+        self._at_home = sum(tensor.size_bytes for tensor, home in placed if home == compute_tier)
         timed = zip(graph.ops, timing.precedence.streams, timing.durations_ns, strict=True)
         self._compute_ns = sum(ns for op, stream, ns in timed if not stream and op.collective is None)
         self._device = _device_terms(timing, hardware, sharers)

@@ -45,7 +45,7 @@ from simulator.hardware import Hardware
 
 def time_ns(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
     """Return the least time that bytes need at a bandwidth [ns]; 0 without one, or if it has no limit."""
-    if bandwidth_bytes_per_s in {0, math.inf}:
+    if not bandwidth_bytes_per_s or bandwidth_bytes_per_s == math.inf:
         return 0  # where no link leads, `infeasible` knows more
     return ceil_div(size_bytes * NS_PER_S, int(bandwidth_bytes_per_s))
 
@@ -124,8 +124,8 @@ class Bottleneck(NamedTuple):
         """Return the least time that it needs for bytes in and out [ns]."""
         if self.into == self.out_of:
             return ceil_div(time_ns(self.times * (in_bytes + out_bytes), self.into), self.channels)
-        alone = time_ns(self.times * in_bytes, self.into), time_ns(self.times * out_bytes, self.out_of)
-        return ceil_div(sum(alone), self.channels)
+        alone_ns = time_ns(self.times * in_bytes, self.into) + time_ns(self.times * out_bytes, self.out_of)
+        return ceil_div(alone_ns, self.channels)
 
     def about(self, rate: int | float) -> float:
         """Return its time for a byte at one of its bandwidths, in floating point [ns]."""

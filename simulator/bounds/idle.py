@@ -119,7 +119,9 @@ class Demand:
     ) -> None:
         graph, compute_tier = precedence.graph, hardware.compute_tier_id
         self.precedence, self.hardware, self.homes, self.may_repeat = precedence, hardware, homes, may_repeat
-        self.lifetimes, self.work = Lifetimes.of(graph), working_set_bytes(graph)
+        if working_set_bytes not in graph.known:
+            graph.known[working_set_bytes] = working_set_bytes(graph)
+        self.lifetimes, self.work = Lifetimes.of(graph), graph.known[working_set_bytes]
         self.enters, self.leaves = self._enters_and_leaves()
         sizes, inputs, ops = [tensor.size_bytes for tensor in graph.tensors], self.lifetimes.inputs, len(graph.ops)
         self.cuts = cuts_of(hardware, sum(sizes))

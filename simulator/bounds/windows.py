@@ -85,6 +85,7 @@ _ERROR = 1e-9
 
 _CLOSER, _BETWEEN = 8, 64
 """Rounds of the search for the minimum, and times that each round tries between the neighbours of the least."""
+_EVENLY = np.arange(_BETWEEN, dtype=float)
 
 
 class Windows:
@@ -138,9 +139,11 @@ class Windows:
 def _outside_bytes(demand: Demand, op_of: Mapping[int, int]) -> Ints:
     """Return, by cut and op, the size of the tensors of that op whose home is outside the cut [B]."""
     graph = demand.precedence.graph
-    size_bytes = np.zeros((len(demand.cuts), len(graph.ops) + 1), np.int64)
-    for t, op in op_of.items():
-        size_bytes[[demand.homes[t] not in cut.tiers for cut in demand.cuts], op] += graph.tensors[t].size_bytes
+    size_bytes, ops = np.zeros((len(demand.cuts), len(graph.ops) + 1), np.int64), np.array([*op_of.values()], np.int64)
+    sizes = np.array([graph.tensors[t].size_bytes for t in op_of], np.int64)
+    homes = np.array([demand.homes[t] for t in op_of], np.int64)
+    for of_cut, cut in zip(size_bytes, demand.cuts, strict=True):
+        np.add.at(of_cut, ops, sizes * ~np.isin(homes, [*cut.tiers]))
     return size_bytes[:, :-1]
 
 
@@ -319,12 +322,16 @@ class Rematerialisation:
     def longest(self, budget_bytes: int | float, share: int = 1) -> tuple[int, str]:
         """Return the least time of a step at the op at which a budget [B] costs most [ns], and its name in a bound."""
         short = np.flatnonzero(self._in_line & (self._needed > budget_bytes))
-        tried = tightest(short, self._needed, MOST_OPS // share).tolist()
-        ns, op = max(((self._least_ns(k, budget_bytes), k) for k in tried), default=(0, 0))
-        return ns, f"room or recompute at {self._timing.precedence.graph.ops[op].name}"
+        tried, best = tightest(short, self._needed, MOST_OPS // share), (0, 0)
+        for k in tried[np.argsort(-self._needed[tried], kind="stable")].tolist():
+            best = max(best, (self._least_ns(k, budget_bytes, best[0]), k))
+        return best[0], f"room or recompute at {self._timing.precedence.graph.ops[best[1]].name}"
 
-    def _least_ns(self, k: int, budget_bytes: int | float) -> int:
-        """Return the least time of the step if what has no place at an op is copied, or made again [ns]."""
+    def _least_ns(self, k: int, budget_bytes: int | float, other_ns: int) -> int:
+        """Return the least time of the step if what has no place at an op is copied, or made again [ns].
+
+        If that is less than at another op, return any time between: no more is asked.
+        """
         timing, idle, ops = self._timing, self._moving, len(self._took)
         idle_at_k = idle.where((idle.first <= k) & (k <= idle.last))
         beyond, is_made = float(self._held[k] - budget_bytes), idle_at_k.made >= 0
@@ -345,6 +352,11 @@ class Rematerialisation:
 
         around_ns = times
         for _ in range(_CLOSER):
-            i = int(step_ns(around_ns).argmin())
-            around_ns = np.linspace(around_ns[max(0, i - 1)], around_ns[min(len(around_ns) - 1, i + 1)], _BETWEEN)
+            took_ns = step_ns(around_ns)
+            i = int(took_ns.argmin())
+            if (about_ns := int(took_ns[i] * (1 - _ERROR)) - 2) < other_ns - 1:
+                return about_ns
+            low_ns, high_ns = around_ns[max(0, i - 1)], around_ns[min(len(around_ns) - 1, i + 1)]
+            around_ns = _EVENLY * ((high_ns - low_ns) / (_BETWEEN - 1)) + low_ns  # as `linspace`, which takes longer
+            around_ns[-1] = high_ns
         return int(step_ns(around_ns).min() * (1 - _ERROR)) - 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ from simulator.cli.plans import export, lint
 from simulator.cli.run import plan, run, serve, sweep, validate
 from simulator.cli.torch_steps import torch
 
+_SEARCHES = 50_000, 20, 20
+"""After how many new objects Python searches them for garbage, and after how many such searches older ones."""
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
 _LATER_S = 0.01
 """Delay after which an interrupt that could not be raised is raised again [s]: too short for a person to notice, long
@@ -86,9 +89,11 @@ def _prepare() -> None:
 
     Print characters that the terminal lacks as escapes. Keep matplotlib from reading settings and from logging. Keep
     OpenBLAS, which comes with numpy, from starting threads: if it has no memory for them, it interrupts the process.
+    Let Python search for garbage less often: it finds hardly any, and took a twentieth of the time of a run.
     """
     import logging
 
+    gc.set_threshold(max(gc.get_threshold()[0], _SEARCHES[0]), *_SEARCHES[1:])
     logging.getLogger("matplotlib").setLevel(logging.CRITICAL)
     os.environ.pop("MPLBACKEND", None)
     os.environ["MATPLOTLIBRC"] = os.devnull

@@ -253,3 +253,11 @@ def test_a_terminal_gets_lines_that_fit_and_progress_that_vanishes(width, scenar
     assert len(headings) == (1 if width == 200 else 4)
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
     assert "resident does not fit in hbm" in shown
+
+
+def test_a_command_searches_for_garbage_less_often_and_no_more_often_than_its_caller():
+    for caller, wanted in ((700, 50_000), (10**6, 10**6)):
+        begin = f"import gc; gc.set_threshold({caller})"
+        program = f"{begin}; from simulator import cli; cli._prepare(); print(gc.get_threshold())"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert done.stdout == f"({wanted}, 20, 20)\n"

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from policy_problems import DDR, HBM, problem, replay
 from strategies import machines
 
+from simulator.bounds import Precedence, Timing
+from simulator.bounds.idle import Demand
+from simulator.bounds.windows import Rematerialisation
 from simulator.errors import CapacityError
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
@@ -79,6 +82,25 @@ def test_a_plan_meets_it(count: int, took: int):
     p = problem(builder.build(), 30, {"v": DDR, "w": DDR})
     found = bound(p.graph, p.hardware, p.durations_ns, p.homes, p.budget_bytes)
     assert found.ns == 2 * count * (30 + took) == replay(p, POLICIES["static"].plan(p)).step_ns
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 3000)), min_size=2, max_size=6), st.floats(0.1, 0.9))
+def test_ops_at_which_less_is_needed_are_passed_over(layers: list[tuple[int, int]], share: float):
+    """Where ops have no room, that at which the budget costs most is found, as if each were looked at alone."""
+    builder, names = GraphBuilder("there and back"), [f"a{i}" for i in range(len(layers))]
+    for name, (size, took) in zip(names, layers, strict=True):
+        builder.tensor(name, size)
+        builder.op(f"made/{name}", [], [name], duration_ns=took)
+    for name in reversed(names):
+        builder.op(f"read/{name}", [name], [], duration_ns=1)
+    p = problem(builder.build(), 1, {})
+    timing = Timing.alone(Precedence.of(p.graph), p.durations_ns, may_repeat=True)
+    again = Rematerialisation(timing, Demand(timing.precedence, p.hardware, p.homes, may_repeat=True))
+    budget = int(share * sum(size for size, _ in layers))
+    short = [op for op in range(len(p.graph.ops)) if again._needed[op] > budget]
+    each = [(again._least_ns(op, budget, -(10**9)), op) for op in short]
+    best_ns, op = max([(0, 0), *each])
+    assert again.longest(budget) == (best_ns, f"room or recompute at {p.graph.ops[op].name}")
 
 
 @given(decodes(), st.integers(1, 4))
