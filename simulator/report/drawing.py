@@ -7,14 +7,12 @@ tell apart: light fills for tensor kinds, vibrant tones for causes of stalls, gr
 
 from __future__ import annotations
 
-import struct
+import io
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import cycle, pairwise
-from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
@@ -27,6 +25,7 @@ from matplotlib.lines import Line2D
 from matplotlib.offsetbox import OffsetBox
 from matplotlib.patches import Patch, StepPatch
 from numpy.typing import NDArray
+from PIL import Image
 
 from simulator.metrics.rows import DRAINED
 from simulator.trace import Ints
@@ -136,15 +135,16 @@ class Picture(Figure):
         super().__init__(figsize=(WIDTH_IN, HEAD_IN + height_in), dpi=_DPI, facecolor="white", layout=_Layout())
         self._agg: Any = FigureCanvasAgg(self)  # which has no types
 
-    def write(self, path: str | Path | IO[bytes], kind: str = "png") -> None:
+    def write(self, path: str | IO[bytes], kind: str = "png") -> None:
         """Write the picture as PNG or SVG; the same picture gives the same bytes."""
-        if kind != "png":
-            with styled(), rc_context({"svg.hashsalt": "hosim"}):
+        with styled(), rc_context({"svg.hashsalt": "hosim"}):
+            if kind == "png":  # `savefig` would draw everything twice, and write that all is opaque
+                with self.legends_measured_once():
+                    self._agg.draw()
+                pixels = np.ascontiguousarray(np.asarray(self._agg.buffer_rgba())[..., :3])
+                Image.fromarray(pixels).save(path, kind, compress_level=3, dpi=(self.dpi, self.dpi))
+            else:
                 self.savefig(path, format=kind, metadata={"Date": None})
-        elif isinstance(path, str | Path):
-            Path(path).write_bytes(self.png())
-        else:
-            path.write(self.png())
 
     @contextmanager
     def legends_measured_once(self) -> Iterator[None]:
@@ -158,22 +158,10 @@ class Picture(Figure):
             del vars(box)["get_bbox"]
 
     def png(self) -> bytes:
-        """Return the picture as PNG; `savefig` would draw everything twice, and write that all is opaque."""
-        with styled(), self.legends_measured_once():
-            self._agg.draw()
-        pixels = np.asarray(self._agg.buffer_rgba())[..., :3]
-        height, width, _ = pixels.shape
-        lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each begins with its filter: none, as areas are plain
-        lines[:, 1:] = pixels.reshape(height, -1)
-        metre = round(self.dpi / 0.0254)
-        parts = {
-            b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0),
-            b"pHYs": struct.pack(">IIB", metre, metre, 1),
-            b"IDAT": zlib.compress(lines.data, 3),
-            b"IEND": b"",
-        }
-        chunks = (len(of).to_bytes(4) + name + of + zlib.crc32(name + of).to_bytes(4) for name, of in parts.items())
-        return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+        """Return the picture as PNG."""
+        out = io.BytesIO()
+        self.write(out)
+        return out.getvalue()
 
 
 class NotebookAxes(Axes):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from simulator.interrupts import no_garbage_search
 from simulator.metrics import peak_breakdown
 from simulator.metrics.rows import Row, chosen, of_ranks, with_measured
@@ -69,6 +71,7 @@ class Pages:
     """
 
     def __init__(self, folder: Path, labels: Sequence[str], more: Callable[[Any, Path], None]) -> None:
+        Image.preinit()  # imports what writes pictures: here, not in each fork
         self.folder, self._more = folder, more
         self._folders = {label: folder / name for label, name in folder_names(labels).items()}
 

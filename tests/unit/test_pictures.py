@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from itertools import product
 
 import chain
@@ -11,7 +10,6 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
-from PIL import Image
 
 import simulator as hosim
 from simulator.report import drawing, pictures
@@ -50,17 +48,6 @@ def test_a_gap_of_two_pixels_is_drawn():
     start, end = np.array([10_000, 102_000]), np.array([100_000, 190_000])
     drawing.bars(ax, (0.0, 1.0), (start, end), np.zeros(2, np.int64), ["#0000ff"], 1000)
     assert (_row(figure) == 255).all(axis=1).any()
-
-
-def test_a_picture_is_written_pixel_by_pixel(tmp_path):
-    """Another program reads what is written: the size, the dots an inch, and each colour."""
-    picture = drawing.picture(drawing.places(None, 1.0)[0])
-    picture.write(str(tmp_path / "a.png"))
-    picture.write(file := io.BytesIO())
-    with Image.open(tmp_path / "a.png") as read:
-        assert (read.format, read.mode, round(read.info["dpi"][0])) == ("PNG", "RGB", 110)
-        assert (np.asarray(read) == np.asarray(picture._agg.buffer_rgba())[..., :3]).all()
-    assert file.getvalue() == picture.png() == (tmp_path / "a.png").read_bytes()
 
 
 def test_bounds_of_different_plans_have_lines_and_labels_of_their_own(tmp_path):
