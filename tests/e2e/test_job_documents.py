@@ -232,6 +232,20 @@ def test_ranks_that_hand_shards_over_may_stand_for_one_another(story, zero_stage
     assert steps["auto"].tolist() == steps["never"].tolist()
 
 
+@pytest.mark.parametrize("engine", ["simpy", "compiled"])
+def test_ranks_that_get_the_same_weights_may_stand_for_one_another(story, engine):
+    loop = JOB.replace("data: 2, zero_stage: 1", "data: 1").replace("    ranks: 2\nedges", "    ranks: 1\nedges")
+    story.with_name("loop.yaml").write_text(loop.replace("{batch: 4}, ranks: 2", "{batch: 4}, ranks: 4"))
+    steps = {}
+    for fold in ("auto", "never"):
+        with folded(fold):
+            found = hosim.run(story, policies=["resident"], engine=engine)
+        steps[fold] = found.summary["step_ns"].tolist()
+        met = [op.collective for op in found["resident"].job.graph(0).ops if op.collective]
+        assert {each.kind for each in met if ".to.act" in each.group} == {"broadcast"}
+    assert steps["auto"] == steps["never"]
+
+
 def test_programs_that_share_ranks_and_hand_nothing_on_keep_their_order(story):
     story.write_text(STORY.replace("policies: [resident, static]", "policies: [{policy: resident, order: mpmd}]"))
     with pytest.raises(ConfigError, match="how programs on a rank depend, found none between act and tool; drop order"):
