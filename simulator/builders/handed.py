@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, groupby
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from simulator.builders.slices import HeldSlice, messages
 from simulator.errors import insist
@@ -20,8 +20,8 @@ from simulator.workload.job import JobDocument, JobEdge
 
 _MOST_GROUPS = 24
 """Most groups of messages that an edge may have: each is a stream of its ranks."""
-Sizes = dict[tuple[int, int], int]
-"""(from, to) -> bytes."""
+Sizes = dict[tuple[int, ...], int]
+"""(from, to) -> bytes; of a broadcast (from, to, to, ...)."""
 
 
 class TensorUses(NamedTuple):
@@ -205,7 +205,7 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
     zero_stage, trains = (sender.work.parallel.zero_stage, sender.work.phase == "train") if sender.work else (0, False)
     must, do = "a receiver of weights holds them whole", "set its zero_stage below 3"
     insist(not receiver.work or receiver.work.parallel.zero_stage < 3, where, must, f"shards in {receiver.name}", do)
-    blocks: dict[tuple[str, frozenset[int]], dict[str, Sizes]] = {}
+    blocks: dict[tuple[str, frozenset[int]], dict[str, dict[tuple[int, ...], tuple[HeldSlice, int]]]] = {}
     for name, weight in receiver.weights.items():
         other = sender.weights[name]
         if trains and not other.is_trained:
@@ -217,17 +217,20 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
         held, wanted = sender.held(name, zero_stage), receiver.held(name)
         shared = frozenset(rank for rank, box in wanted.items() if held.get(rank) == box and not stale)
         sent = messages(held, {rank: box for rank, box in wanted.items() if rank not in shared})
-        sizes = {pair: int(elements * size) for pair, elements in sent.items()}
-        blocks.setdefault((name.partition("/")[0], shared), {})[name] = sizes
+        got = {pair: (wanted[pair[1]], int(elements * size)) for pair, elements in sent.items()}
+        blocks.setdefault((name.partition("/")[0], shared), {})[name] = got
     must, do = "weights sent are trained", "train the weights of {}: adapters stay with their trainer"
-    is_moved = any(chain.from_iterable(sizes.values() for sizes in blocks.values()))
+    is_moved = any(chain.from_iterable(weights.values() for weights in blocks.values()))
     found, do = f"weights that {sender.name} only reads", do.format(receiver.name)
     insist(blocks and (trains or not is_moved), where, must, found, do)
     parts = list[Handed]()
     for (block, shared), weights in blocks.items():
-        together = sum(map(Counter[tuple[int, int]], weights.values()), Counter[tuple[int, int]]())
-        tensors, name = tuple(weights), f"{block}.shared" if shared else block
-        parts.append(Handed("", name, ends, tensors, tensors, dict(together), 0, True, shared))
+        alike, tensors = dict[tuple[Any, ...], list[int]](), tuple(weights)
+        for pair in dict.fromkeys(chain.from_iterable(weights.values())):  # who get the same of one rank meet at once
+            of = ((name, *got[pair]) for name, got in weights.items() if pair in got)
+            alike.setdefault((pair[0], pair[0] == pair[1], *of), [pair[0]]).append(pair[1])
+        sizes = {tuple(ranks): sum(size for _, _, size in of) for (_, _, *of), ranks in alike.items()}
+        parts.append(Handed("", f"{block}.shared" if shared else block, ends, tensors, tensors, sizes, 0, True, shared))
     return parts
 
 
@@ -310,8 +313,7 @@ def _taken_up(placed: dict[str, Placed], edge: JobEdge, source: Given, target: s
 def _tensor(ends: tuple[Placed, Placed], given: Given, target: str, lag: int, where: str, *, is_part: bool) -> Handed:
     """Return how a tensor is handed over: ranks correspond in order, as one, or in equal parts."""
     (sender, receiver), source, written = ends, given.name, ends[0].written(given.name)
-    found = f"{source!r}, which no op of {sender.name} writes"
-    insist(written >= 0, where, "a tensor handed over is written", found)
+    insist(written >= 0, where, "a tensor handed over is written", f"{source!r}, which no op of {sender.name} writes")
     must, found = "a receiver reads the tensor before writing it", f"{target!r}, which is not in {receiver.name}"
     insist(receiver.is_input(target), where, must, found, "hand it to a tensor that exists before it is read")
     froms, to = given.holders, given.takers
@@ -344,7 +346,7 @@ def _bytes(placed: dict[str, Placed], edge: JobEdge, name: str, lag: int) -> Han
     return _between((placed[edge.from_], placed[edge.to]), (name, name), sent, lag, is_alike=True)
 
 
-def _pairs(froms: Sequence[int], to: Sequence[int]) -> list[tuple[int, int]]:
+def _pairs(froms: Sequence[int], to: Sequence[int]) -> list[tuple[int, ...]]:
     """Pair ranks in order, each of the more with one of the fewer."""
     many = max(len(froms), len(to))
     return [(froms[i * len(froms) // many], to[i * len(to) // many]) for i in range(many)]
@@ -357,25 +359,22 @@ def _between(ends: tuple[Placed, Placed], names: tuple[str, str], sent: Sizes, l
     return Handed("", names[1], ends, names[:1], names[1:], sizes, lag, lag > 0, shared)
 
 
-def groups(handed: Sequence[Handed]) -> dict[str, dict[tuple[int, int], Group]]:
-    """Return, for each edge, the group in which each pair of ranks meets.
+def groups(handed: Sequence[Handed]) -> dict[str, dict[tuple[int, ...], Group]]:
+    """Return, for each edge, the group in which each pair of ranks meets, or those of a broadcast.
 
     Raises
     ------
     ConfigError
         If there are more groups of an edge than a rank has streams for.
     """
-    by_edge: dict[str, dict[tuple[int, int], Group]] = {}
+    by_edge: dict[str, dict[tuple[int, ...], Group]] = {}
     for edge, parts in groupby(handed, lambda part: part.edge):
         pairs = dict.fromkeys(pair for part in parts for pair in part.sizes if pair[0] != pair[1])
-        busy, turns = list[set[int]](), list[list[tuple[int, int]]]()
-        for pair in pairs:
-            turn = next((i for i, ranks in enumerate(busy) if ranks.isdisjoint(pair)), len(busy))
-            if turn == len(busy):
-                busy.append(set())
-                turns.append([])
-            busy[turn].update(pair)
-            turns[turn].append(pair)
+        turns = list[list[tuple[int, ...]]]()
+        for pair in pairs:  # a group has messages alone, or broadcasts to as many
+            turn = next((of for of in turns if len(of[0]) == len(pair) and {*chain(*of)}.isdisjoint(pair)), [])
+            turn.append(pair)
+            turns += [turn] * (len(turn) == 1)
         must, do = f"the messages of an edge fit into {_MOST_GROUPS} groups", "choose layouts that are more alike"
         insist(len(turns) <= _MOST_GROUPS, f"edge {edge}", must, f"{len(turns)}", do)
         named = [(Group(f"{edge}.{i}", tuple(members)), members) for i, members in enumerate(turns)]

@@ -75,7 +75,7 @@ def build(laid: Laid) -> Job:
     """Build the graph of prefill or of decode, for one rank or for all that share each layer."""
     t, work = Tape(laid), laid.workload
     t.phase, room = work.phase, CacheRoom(t)
-    if not laid.model.causal:
+    if not (laid.model.causal and laid.model.head):
         outputs = finish(t, _through_layers(t, embed(t)))
         for name in t.weights[t.block]:  # a head that does not run takes room, too
             t.weight(name)

@@ -132,10 +132,10 @@ def _messages(handed: Sequence[Handed]) -> dict[int, list[Message]]:
             parts.setdefault(rank, []).append(Message(index, "share", None, 0))
         met = by_edge.get(part.edge, {})
         in_turn = [pair for pair in part.sizes if pair not in met] + [pair for pair in met if pair in part.sizes]
-        for source, target in in_turn:
-            group, ends = met.get((source, target)), {"send": source, "recv": target}
-            for role, rank in ends.items() if group else (("copy", source),):
-                parts.setdefault(rank, []).append(Message(index, role, group, part.sizes[source, target]))
+        for pair in in_turn:
+            group = met.get(pair)
+            for role, rank in zip(("send", *["recv"] * (len(pair) - 1)) if group else ("copy",), pair, strict=False):
+                parts.setdefault(rank, []).append(Message(index, role, group, part.sizes[pair]))
     return parts
 
 
@@ -302,7 +302,8 @@ class _Joint:
         met, kind, name = None, OpKind.COMPUTE, f"{name}/{message.role}"
         if group:
             self._groups[group.name] = group
-            met, kind = Collective(CollectiveKind(message.role), group.name, size_bytes), OpKind.COLLECTIVE
+            does = CollectiveKind.BROADCAST if len(group.members[0]) > 2 else CollectiveKind(message.role)
+            met, kind = Collective(does, group.name, size_bytes), OpKind.COLLECTIVE
             name += f".{group.name.rpartition('.')[2]}"
         read_bytes, write_bytes = (size_bytes * (message.role != end) for end in ("recv", "send"))
         return [*ops, Op(name, tuple(reads), tuple(writes), read_bytes, write_bytes, kind=kind, collective=met)]

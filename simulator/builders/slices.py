@@ -65,7 +65,7 @@ def _before(index: int, shape: Sequence[int], box: Box) -> int:
     return whole + (_before(left, shape[1:], inside) if start <= row < stop else 0)
 
 
-def messages(sources: dict[int, HeldSlice], targets: dict[int, HeldSlice]) -> dict[tuple[int, int], int]:
+def messages(sources: dict[int, HeldSlice], targets: dict[int, HeldSlice]) -> dict[tuple[int, ...], int]:
     """Return how many elements each rank gets from each, itself included.
 
     Ranks that hold the same take turns: the n-th target asks the n-th of them, unless it holds that itself.
@@ -78,7 +78,7 @@ def messages(sources: dict[int, HeldSlice], targets: dict[int, HeldSlice]) -> di
     replicas: dict[HeldSlice, list[int]] = {}
     for rank, held in sources.items():
         replicas.setdefault(held, []).append(rank)
-    sent: dict[tuple[int, int], int] = {}
+    sent: dict[tuple[int, ...], int] = {}
     for turn, (target, wanted) in enumerate(targets.items()):
         for held, ranks in replicas.items():
             if elements := held.shared(wanted.box):

@@ -110,7 +110,7 @@ def lay(workload: Workload, model: Model) -> Laid:
         names axes that cannot cut one, or does not divide.
     """
     where, parallel, matrix = f"workload {workload.name}", workload.parallel, workload.parallel.device_matrix
-    _check_divides(workload, model.decoder, where)
+    check_divides(workload, model.decoder, where)
     mesh = Mesh((1,) * len(matrix) if parallel.ranks == "one" else tuple(matrix.values()), tuple(matrix))
     parts = dict(zip(blocks(model.layers), map(model.decoder.layer, range(model.layers)), strict=True))
     of_rank = {kind: kind.attention.of_one(mesh.size(TENSOR)) for kind in {*parts.values()}}
@@ -159,7 +159,7 @@ def _weight(laid: Laid, name: str, whole: Spec, cut: tuple[Axes, ...], is_traine
     return Weight(name, spec.shape, layout, spec.kind, prod(shape), size_bytes, replicas, is_trained, copies)
 
 
-def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
+def check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     """Refuse dimensions that do not divide over ranks; the message says what would."""
     parallel, tokens = workload.parallel, workload.batch * workload.sequence // workload.parallel.context
     has_experts = any(isinstance(kind.feed_forward, Experts) for kind in model.kinds)

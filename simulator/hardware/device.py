@@ -8,7 +8,7 @@ from math import ceil, floor, inf
 from re import fullmatch
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, StrictBool
+from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool
 
 from simulator.document import MOST_RANKS, Count, Key, OpClass, Part, Ranks, Share
 from simulator.hardware.memory import Tier
@@ -74,7 +74,8 @@ class Compute(Rates):
         return ceil(measured_ns / self._factor)
 
 
-Factor = Annotated[float, Field(gt=0, le=10, strict=True)]
+_NUMBER = BeforeValidator(lambda text: float(text[:-1]) if fullmatch(r"\d+(\.\d+)?x", str(text)) else text)  # 0.8x
+Factor = Annotated[float, _NUMBER, Field(gt=0, le=10, strict=True)]
 """How many times as fast: above 10 is no other device of a kind, but a share in percent."""
 
 
@@ -98,10 +99,9 @@ class DevicePace(Part):
         """Return a device that is so much faster, and its memory; rates are rounded down to whole ones, times up."""
         factor = decimal(self.compute)
         peaks = {dtype: _times(rate, factor) for dtype, rate in device.peak_flops.items()}
-        rates = {"peak_flops": peaks, "fill_ns": ceil(device.fill_ns / factor)}
         rate = _times(memory.bandwidth_bytes_per_s or inf, decimal(self.memory))
         size = _times(memory.capacity_bytes, decimal(self.capacity))
-        unlike = device.model_copy(update=rates)
+        unlike = device.model_copy(update={"peak_flops": peaks, "fill_ns": ceil(device.fill_ns / factor)})
         unlike._factor = factor
         return unlike, memory.model_copy(update={"bandwidth_bytes_per_s": rate, "capacity_bytes": size})
 
@@ -130,8 +130,8 @@ def check_paces(ranks: Mapping[str, DevicePace], memory: Tier, devices: int) -> 
         end, before = span(key).stop, key
         size, reserved = _times(memory.capacity_bytes, decimal(ranks[key].capacity)), memory.reserved_bytes
         must, found = "reserved memory is part of the capacity", f"{reserved:,} of {size:,} B"
-        fits = reserved <= size * memory.taken_fraction
-        require(fits, must, found, "ranks", key, "capacity", do="lower what is reserved")
+        path, do = ("ranks", key, "capacity"), "lower what is reserved"
+        require(reserved <= size * memory.taken_fraction, must, found, *path, do=do)
 
 
 class Topology(Part):

@@ -178,18 +178,17 @@ FIGURES = registered(
            "the two.", of="real"),
     Figure("ranks", "count", "ranks", "The number of ranks.", of="ranks"),
     Figure("slowest_rank", "count", "slowest rank", "The rank with the longest step; of more than four steps, with the "
-           "longest of what is the shortest in the last half. The times of the row are its own.", of="ranks"),
+           "longest of what is the shortest in the last half; of equals the one that waits least for peers, as others "
+           "wait for it. The times of the row are its own.", of="ranks"),
     Figure("least_step_ns", "ns", "least step", "The shortest step of the ranks that meet the slowest one, directly or "
            "over others, and run as many steps; of more than four, by the mean of the last half. The same as `step_ns` "
            "once they have settled.", of="ranks"),
     Figure("period", "count", "period", "The number of steps after which those of all ranks that meet repeat, where "
            "they alternate, and the run has two periods.", of="ranks"),
-    Figure("period_ns", "ns", "time of a period", "The time of so many steps; by their number it is the mean step.",
-           of="ranks"),
+    Figure("period_ns", "ns", "time of a period", "The time of so many steps: so many times the mean.", of="ranks"),
     Figure("collective_ns", "ns", "collectives", "Time of the step with a collective of the rank under way.",
            of="ranks"),
-    Figure("collective_fraction", "share", "share of collectives", "`collective_ns` as a share of `step_ns`, "
-           "masked or not.", of="ranks"),
+    Figure("collective_fraction", "share", "share of collectives", "`collective_ns` by `step_ns`.", of="ranks"),
     Figure("communication_fraction", "share", "communication", "Communication that is not masked: waits of the "
            "slowest rank for peers and collectives (`wait_peer_ns`, `wait_collective_ns`) as a share of `step_ns`.",
            of="ranks"),

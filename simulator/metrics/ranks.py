@@ -45,7 +45,8 @@ def summarise(
     -------
     dict
         The figures of the run by column (`simulator.metrics.figures`). Of several ranks, all times are those of the
-        slowest, which has the longest step; on a tie, of the one whose step ends last, then of the lowest number.
+        slowest, which has the longest step; on a tie, of the one that waits least for peers, then of the one whose step
+        ends last, whose makespan it is, then of the lowest number.
     """
     job = job if isinstance(job, Job) else Job.of(job, len(trace.issued))
     if job.ranks == 1:
@@ -60,10 +61,12 @@ def summarise(
         makespan = max(row["makespan_ns"] for row in rows)
         return {**rows[0], "makespan_ns": makespan, **whole, **bound_figures(None, bound), "ranks": job.ranks}
     steps_ns = _steps_ns(job, hardware, trace, rows)
-    least_ns = [min(ns[len(ns) // 2 :]) for ns in steps_ns]  # a rank that waits for others catches up now and then
-    order = [(least, row["step_ns"], row["warmup_ns"]) for least, row in zip(least_ns, rows, strict=True)]
-    slowest = max(range(job.ranks), key=lambda rank: (order[rank], -rank))
+    # a rank that waits for others catches up now and then; of those that end together, others wait for who waits least
+    steps = [(min(ns[len(ns) // 2 :]), row["step_ns"]) for ns, row in zip(steps_ns, rows, strict=True)]
+    last = max(range(job.ranks), key=lambda rank: (steps[rank], rows[rank]["warmup_ns"], -rank))
+    slowest = max(range(job.ranks), key=lambda rank: (steps[rank], -rows[rank]["wait_peer_ns"], rank == last, -rank))
     of_job = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
+    of_job["makespan_ns"] = rows[last]["makespan_ns"]
     for column, figure in columns(hardware).items():
         if (merge := _MERGED.get(figure.over_ranks)) and column in of_job:
             values = [row[column] for row in rows]

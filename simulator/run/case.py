@@ -337,9 +337,11 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
 def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
     """Order the ops of a job for a machine; return it with what no order makes a step shorter than [ns]."""
     hardware, scenario = loaded.hardware, loaded.scenario
-    shared = isinstance(loaded.workload, JobDocument) and loaded.workload.shares_ranks
-    must, do = "list scheduling orders the ops of one program on a rank", "drop order, or place programs apart"
-    insist(not shared, loaded.place("policies"), must, "several, which run one after another", do)
+    if isinstance(document := loaded.workload, JobDocument):
+        linked = [{edge.from_, edge.to} for edge in document.edges]
+        odd = next((" and ".join(pair) for pair in document.sharing if {*pair} not in linked), "")
+        must, do = "list scheduling knows by their edge how programs on a rank depend", "drop order, or add an edge"
+        insist(not odd, loaded.place("policies"), must, f"none between {odd}", do)
     streams = [bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs]
     rooms = hardware.rooms(job.ranks, scenario.budget_bytes)
     least = [min([rooms[rank] for rank in job.ranks_of(graph)]) for graph in range(len(job.graphs))]

@@ -136,13 +136,11 @@ def _stage_times(loaded: Loaded, program: str, *, can_move: bool) -> StageTimes:
     rate = _rate(loaded) if can_move else 0
     forms, sends_ns = (_forward_ns, _micro_ns, _end_ns), _send_ns(loaded)
     forwards, times, ends = ([form(stage, parallel.zero_stage) for stage in stages] for form in forms)
-    if rate:
-        times = [max(ns, (each or 0) * NS_PER_S // rate) for ns, each in zip(times, moved, strict=True)]
+    times = [max(ns, rate and (each or 0) * NS_PER_S // rate) for ns, each in zip(times, moved, strict=True)]
     work_ns = _path_ns([ns // chunks + 2 * sends_ns for ns in times], [micros * ns for ns in times])
     backwards = [ns - forward for ns, forward in zip(times, forwards, strict=True)]
-    forwards_ns, backwards_ns = (
-        (micros - 1) * max(each) for each in ((forwards, backwards) if gpipe else (times, [0]))
-    )
+    turns = (forwards, backwards) if gpipe else (times, [0])
+    forwards_ns, backwards_ns = ((micros - 1) * max(each) for each in turns)
     step_ns = max(work_ns + ends[0], *(micros * ns + end for ns, end in zip(times, ends, strict=True)))
     computes = [sum(part.compute_ns for part in stage) for stage in stages]
     before = computes if chunks == 1 else [0] * len(computes)  # virtual stages need not be alike
@@ -151,13 +149,15 @@ def _stage_times(loaded: Loaded, program: str, *, can_move: bool) -> StageTimes:
     is_roomy = not any(over) or (bool(rate) and None not in moved)
     alone = Estimate(step_ns, max(peaks), is_roomy, least_ns, least_bytes)
     first_ns, back_ns = (sum(each) + (len(stages) - 1) * sends_ns for each in (forwards, backwards))
-    return StageTimes(alone, ends[0], first_ns, back_ns, forwards_ns, backwards_ns, work_ns, micros / begun[0])
+    early_ns = [sum(times[:stage]) + 2 * stage * sends_ns for stage in range(len(stages))]
+    waves = tuple(zip((micros / each for each in begun), early_ns, strict=True))
+    return StageTimes(alone, ends[0], first_ns, back_ns, forwards_ns, backwards_ns, work_ns, waves)
 
 
 def _stages(loaded: Loaded, program: str) -> list[list[ModelPart]]:
     """Return the parts of each stage."""
     workload, decoder = trained(loaded), decoder_of(loaded)
-    builders.layouts(workload)  # refuses what cannot be
+    builders.weights.check_divides(workload, decoder, f"workload {workload.name}")  # for all else units are refused
     micros = 1 + (workload.parallel.zero_stage > 1)  # then only the second one adds to what there is
     alone = {"pipeline": 1, "layers": None, "schedule": "1f1b", "chunks": 1, "woven": False}
     parallel = workload.parallel.model_copy(update={"micro_batches": micros, **alone})
@@ -184,8 +184,7 @@ def _homes(loaded: Loaded, program: str, graphs: Sequence[Graph]) -> list[tuple[
         return home_ids(loaded, graphs)
     names = [[replace(t, name=f"{program}.{t.name}") for t in graph.tensors] for graph in graphs]
     graphs = [replace(graph, tensors=tuple(of)) for graph, of in zip(graphs, names, strict=True)]
-    stated = loaded.scenario.homes
-    homes = {key: stated[key] for key in stated if any(graph.matching(key) for graph in graphs)}
+    homes = {key: home for key, home in loaded.scenario.homes.items() if any(graph.matching(key) for graph in graphs)}
     return home_ids(replace(loaded, scenario=loaded.scenario.model_copy(update={"homes": homes})), graphs)
 
 
@@ -254,8 +253,8 @@ def _send_ns(loaded: Loaded) -> int:
     cut = parallel.context * (parallel.tensor if parallel.sequence else 1)
     width = decoder_of(loaded).hidden * decoder_of(loaded).residuals
     size = workload.batch * workload.sequence * width * workload.dtypes.element_bytes // cut
-    apart = parallel.data * parallel.context * parallel.tensor
-    return collective_ns(Collective(CollectiveKind.SEND, "stages", size), (0, apart), loaded.hardware)
+    ends = 0, parallel.data * parallel.context * parallel.tensor
+    return collective_ns(Collective(CollectiveKind.SEND, "stages", size), ends, loaded.hardware)
 
 
 def _parts(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> dict[str, ModelPart]:
@@ -288,10 +287,8 @@ def _count_times(loaded: Loaded, graph: Graph, parts: dict[str, ModelPart]) -> N
             part.update_ns += ns * (op.collective is None)
             continue
         part.compute_ns += ns * (op.collective is None) * is_first
-        if op.phase == "forward":
-            part.forward_ns += (end - before) * is_last
-        else:
-            part.backward_ns += (end - before) * is_last
+        key = "forward_ns" if op.phase == "forward" else "backward_ns"
+        setattr(part, key, getattr(part, key) + (end - before) * is_last)
 
 
 def _place(name: str) -> tuple[str, str]:

@@ -3,12 +3,12 @@
 A job, whose programs have ranks of their own, is estimated by its last round, as a replay counts it. Program P begins
 round k at B_P and has done the last backward at H_P, both the latest of what it waits for. A micro-batch takes F_P
 forward and G_P backward through all stages; f_P is from the first forward to the last one, and g_P the same of backward
-where that of the last micro-batch is the first (GPipe; else 0). All micro-batches take W_P, the end of a step u_P, and
-those under way at once are a d_P-th of all::
+where that of the last micro-batch is the first (GPipe; else 0). All micro-batches take W_P, and the end of a step u_P.
+Before stage s one takes b_s, forward and backward, and those under way from there on are a d_s-th of all::
 
     B_P(k) = max(H_P(k - 1) + u_P, B_Q(k) + F_Q, H_R(k - lag) + u_R + the time to send it)
     H_P(k) = max(B_P(k) + W_P, B_Q(k) + F_Q + f_Q + F_P + G_P,
-                 H_T(k) + G_P + max(0, g_P - g_T), B_P(k) + d_P (F_P + F_T + G_T + G_P))
+                 H_T(k) + G_P + max(0, g_P - g_T), B_P(k) + max_s(b_s + d_s (F_P + G_P - b_s + F_T + G_T)))
 
 where Q hands it tensors in the round, R bytes, weights or what is older, and T gives gradients back. So programs of
 which none gives back run beside one another, each as far ahead as nobody waits for it.
@@ -67,7 +67,7 @@ class StageTimes(NamedTuple):
     work_ns
         Time of all micro-batches, to the end of the last backward.
     waves
-        Micro-batches, by how many of them are under way at once.
+        For each stage, all micro-batches by how many are under way at once from there on, and the time of one before.
     """
 
     alone: Estimate
@@ -77,7 +77,7 @@ class StageTimes(NamedTuple):
     forwards_ns: int
     backwards_ns: int
     work_ns: int
-    waves: float
+    waves: tuple[tuple[float, int], ...]
 
 
 def trained(loaded: Loaded) -> Workload:
@@ -129,7 +129,7 @@ def programs_of(loaded: Loaded) -> dict[str, Loaded]:
     if not isinstance(document, JobDocument):
         return {"": replace(loaded, workload=trained(loaded))}
     must, do = "layouts are searched where each program has ranks of its own", "place programs apart"
-    insist(not document.shares_ranks, loaded.place("workload"), must, "programs that share some", do)
+    insist(not document.sharing, loaded.place("workload"), must, "programs that share some", do)
     works = {name: program.on(len(document.placed[name])) for name, program in document.programs.items()}
     odd = [f"{name} {why}" for name, work in works.items() if (why := _untrained(work))]
     must, do = "layouts are searched where all programs are decoders that train", "leave these programs out"
@@ -151,7 +151,8 @@ def round_ns(document: JobDocument, made: Mapping[str, StageTimes], machine: Har
                 if edge.back:
                     both_ns = of.forward_ns + giver.forward_ns + giver.backward_ns + of.backward_ns
                     turned_ns = max(0, of.backwards_ns - giver.backwards_ns)
-                    readies += [ready[source][k] + turned_ns + of.backward_ns, last[name][k] + int(of.waves * both_ns)]
+                    waves_ns = max(early_ns + int(waves * (both_ns - early_ns)) for waves, early_ns in of.waves)
+                    readies += [ready[source][k] + turned_ns + of.backward_ns, last[name][k] + waves_ns]
                 elif edge.tensors and not lag:
                     starts.append(last[source][k] + giver.forward_ns)
                     readies.append(starts[-1] + giver.forwards_ns + of.forward_ns + of.backward_ns)

@@ -271,7 +271,7 @@ class Workload(Document):
         must, do = "phase serve is built for models of family llama", "set phase, or change the family"
         require(self.phase != "serve" or isinstance(model, LlamaModel), must, model.family, "phase", do=do)
         decoder = model.decoder
-        if not decoder.causal:
+        if not (decoder.causal and decoder.head):
             self._check_encoder(decoder)
         if decoder.encoded:
             self._check_encoded()
@@ -334,13 +334,13 @@ class Workload(Document):
         require(once, must, "twice", "parallel", "expert", do=do)
 
     def _check_encoder(self, model: DecoderModel) -> None:
-        """Refuse what needs tokens that come one after another."""
-        fits, must = self.phase in ("train", "prefill"), "an encoder reads all tokens at once, and adds none"
+        """Refuse what needs tokens that come one after another, of an encoder or of layers without a head."""
+        fits, must = self.phase in ("train", "prefill"), "an encoder, or a model without a head, adds no tokens"
         require(fits, must, f"phase {self.phase}", "phase", do="set phase to prefill or train")
-        self._refuse(("chunk", "kv", "dtypes.kv_cache"), "an encoder has no KV cache")
-        fits = all(isinstance(part, Gqa) and part.sparse is None and not part.sinks for part, _ in model.kinds)
+        self._refuse(("chunk", "kv", "dtypes.kv_cache"), "an encoder, or a model without a head, has no KV cache")
+        is_plain = (isinstance(part, Gqa) and not (part.sparse or part.sinks) for part, _ in model.kinds)
         must, do = "an encoder has grouped-query attention to all tokens, or to a window", "change it"
-        require(fits, must, "another", "model", "attention", do=do)
+        require(model.causal or all(is_plain), must, "another", "model", "attention", do=do)
 
     def _check_encoded(self) -> None:
         """Refuse what an encoder's output does not reach."""

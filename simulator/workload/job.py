@@ -253,10 +253,10 @@ class JobDocument(Document):
         return placed
 
     @property
-    def shares_ranks(self) -> bool:
-        """Whether some programs run one after another on a rank."""
-        placed = [rank for ranks in self.placed.values() for rank in ranks]
-        return len({*placed}) < len(placed)
+    def sharing(self) -> list[tuple[str, str]]:
+        """Pairs of programs that share ranks, on which they run one after another."""
+        pairs = combinations(self.placed.items(), 2)
+        return [(name, other) for (name, ranks), (other, others) in pairs if not {*ranks}.isdisjoint(others)]
 
     @property
     def idle_ranks(self) -> tuple[int, ...]:

@@ -59,6 +59,7 @@ SLOW = {
     "recommender_1t2_placed",
     "scaling_loose_cluster",
     "scaling_supernode",
+    "text_mpipe",
     "vilt_train_pool",
     "vision_language_mpipe",
 }

@@ -232,10 +232,45 @@ def test_ranks_that_hand_shards_over_may_stand_for_one_another(story, zero_stage
     assert steps["auto"].tolist() == steps["never"].tolist()
 
 
-def test_programs_that_share_ranks_keep_their_order(story):
+@pytest.mark.parametrize("engine", ["simpy", "compiled"])
+def test_ranks_that_get_the_same_weights_may_stand_for_one_another(story, engine):
+    loop = JOB.replace("data: 2, zero_stage: 1", "data: 1").replace("    ranks: 2\nedges", "    ranks: 1\nedges")
+    story.with_name("loop.yaml").write_text(loop.replace("{batch: 4}, ranks: 2", "{batch: 4}, ranks: 4"))
+    steps = {}
+    for fold in ("auto", "never"):
+        with folded(fold):
+            found = hosim.run(story, policies=["resident"], engine=engine)
+        steps[fold] = found.summary["step_ns"].tolist()
+        met = [op.collective for op in found["resident"].job.graph(0).ops if op.collective]
+        assert {each.kind for each in met if ".to.act" in each.group} == {"broadcast"}
+    assert steps["auto"] == steps["never"]
+
+
+def test_programs_that_share_ranks_and_hand_nothing_on_keep_their_order(story):
     story.write_text(STORY.replace("policies: [resident, static]", "policies: [{policy: resident, order: mpmd}]"))
-    with pytest.raises(ConfigError, match="list scheduling orders the ops of one program on a rank, found several"):
+    with pytest.raises(ConfigError, match="how programs on a rank depend, found none between act and tool; drop order"):
         hosim.run(story)
+
+
+def test_list_scheduling_orders_programs_on_a_rank_by_what_they_hand_over(story):
+    """The first stage learns from each micro-batch in a program of its own: last of all, or while it would wait."""
+    layer = MODEL.replace("layers: 2", "layers: 1")
+    micros = "batch: 2, sequence: 34, parallel: {ranks: all, micro_batches: 4"
+    story.with_name("loop.yaml").write_text(f"""\
+schema: hosim/job/1
+name: loop
+programs:
+  words: {{workload: {{model: {MODEL}, {micros}, pipeline: 2}}}}, ranks: 0-1}}
+  learn: {{workload: {{model: {layer}, {micros}}}}}, ranks: 0-0}}
+edges:
+  - {{from: words, to: learn, tensors: {{"mb*/L00/norm1.in.grad": "mb*/embed/tokens.out"}}}}
+counts: words
+""")
+    rows = "policies: [resident, {policy: resident, label: mpmd, order: mpmd}]"
+    story.write_text(STORY[: STORY.index("sweep")].replace("policies: [resident, static]", rows))
+    found = hosim.run(story)
+    assert {row.status for row in found.values()} == {"ok"}
+    assert found["mpmd"].summary["step_ns"] < 0.99 * found["resident"].summary["step_ns"]
 
 
 def test_samples_are_of_a_model(story):

@@ -106,7 +106,12 @@ def test_a_job_sends_what_its_receivers_lack(
     for rank in range(job.ranks):
         for op in job.graph(rank).ops:
             if op.name.startswith("train.to.act/"):
-                moved[op.name.rpartition("/")[2].partition(".")[0]] += max(op.read_bytes, op.write_bytes)
+                role, times = op.name.rpartition("/")[2].partition(".")[0], 1
+                if role == "send" and op.collective:  # a broadcast leaves its rank once
+                    group = next(g for g in job.graph(rank).groups if g.name == op.collective.group)
+                    times = len(next(m for m in group.members if m[0] == rank)) - 1
+                    assert (op.collective.kind == "broadcast") == (times > 1)
+                moved[role] += times * max(op.read_bytes, op.write_bytes)
     assert moved["send"] == moved["recv"]
     assert moved["recv"] + moved["copy"] == lacking
 
@@ -115,3 +120,17 @@ def unshared(job: Job, rank: int) -> int:
     """The bytes of the weights of `act` on a rank that are no tensors of `train`."""
     kinds = ("weight", "expert")
     return sum(t.size_bytes for t in job.graph(rank).tensors if t.kind in kinds and t.name.startswith("act."))
+
+
+def test_what_several_ranks_lack_of_one_leaves_it_once():
+    """A rank that has it all hands three ranks the same, and two ranks that cut a matrix other parts of it."""
+    alone = {"name": "t", "model": MODEL, "batch": 2, "sequence": 8, "parallel": {"ranks": "all"}}
+    edges = [{"from": "train", "to": "act", "weights": True}]
+    for target, ranks, members in ((answering(1, 1), 3, ((0, 1, 2, 3),)), (answering(2, 1), 2, ((0, 1),))):
+        programs = {"train": {"workload": alone, "ranks": 1}, "act": {"workload": target, "ranks": ranks}}
+        job = build_job(JobDocument.model_validate({"name": "j", "programs": programs, "edges": edges}))
+        met = [op.collective for op in job.graph(0).ops if op.collective]
+        assert {each.kind for each in met} == {"broadcast" if len(members[0]) > 2 else "send"}
+        assert next(group for group in job.graph(0).groups if group.name == met[0].group).members == members
+        sizes = sum(t.size_bytes for t in job.graph(1).tensors if t.kind == "weight")
+        assert sum(each.size_bytes for each in met) == sizes * (1 if len(members[0]) > 2 else 2)

@@ -35,6 +35,13 @@ def test_a_slow_rank_takes_longer_to_compute_and_its_peers_wait_for_it():
     assert stalls(t, programs) == ["0.1: 0-17 sum order", "0.1: 17-27 sum peer 1", "1.1: 0-27 sum order"]
 
 
+def test_a_pace_may_be_written_as_a_multiple():
+    assert paced(cluster(2), rank1={"compute": "0.5x"}).ranks == paced(cluster(2), rank1={"compute": 0.5}).ranks
+    for text in ("0.5 x", "x", "-1x", "11x", "1.2.3x"):
+        with pytest.raises(ValueError, match="ranks"):
+            paced(cluster(2), rank1={"compute": text})
+
+
 def test_its_bound_is_the_step_that_it_has():
     h, programs = paced(cluster(2), rank1={"compute": 0.5}), [(SUM, PLAN)] * 2
     perform(h, programs)

@@ -335,9 +335,10 @@ def test_biases_of_distances_are_those_of_the_first_layer() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"phase": "decode", "model": {"causal": False}}, "an encoder reads all tokens at once, and adds none"),
-        ({"phase": "prefill", "model": {"causal": False}, "chunk": 4}, "an encoder has no KV cache, found chunk"),
-        ({"phase": "prefill", "model": {"causal": False}, "kv": {"block": 4}}, "an encoder has no KV cache, found kv"),
+        ({"phase": "decode", "model": {"causal": False}}, "an encoder, or a model without a head, adds no tokens"),
+        ({"phase": "decode", "model": {"head": False}}, "a model without a head, adds no tokens, found phase decode"),
+        ({"phase": "prefill", "model": {"causal": False}, "chunk": 4}, "has no KV cache, found chunk"),
+        ({"phase": "prefill", "model": {"causal": False}, "kv": {"block": 4}}, "has no KV cache, found kv"),
         ({"model": {"parallel": True, "norms": "after"}}, "parallel parts have a norm before each, or share one"),
         ({"model": {"norms": "shared"}}, "parallel parts have a norm before each, or share one"),
         ({"model": {"head_biases": ["transform"]}}, "a bias is that of a linear that the head has"),

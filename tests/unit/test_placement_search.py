@@ -166,6 +166,21 @@ def test_estimates_of_placements_are_those_of_replays_whatever_the_edges(scenari
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layers", ["2", "8"])
+def test_stages_of_a_tower_under_1f1b_wait_for_the_gradient_of_each_micro_batch(scenario, layers):
+    """Its last stage has one under way at a time: until the words have sent the gradient back, it makes no other."""
+    tower, words = (scenario.with_name(f"{name}.yaml") for name in ("tower", "words"))
+    tower.write_text(tower.read_text().replace("gpipe", "1f1b"))
+    words.write_text(words.read_text().replace("layers: 2", f"layers: {layers}"))
+    over = {f"programs.{name}.workload.parallel.data": [1] for name in SETTINGS}
+    over |= {"programs.tower.ranks": [2, 3], "programs.words.workload.parallel.pipeline": [1]}
+    rows = hosim.layout_search(scenario, workers=1, over=over).rows
+    assert {row["tower.pipeline"] for row in rows} == {1, 2, 3}
+    for row in rows:
+        assert -0.03 < row["estimated_step_ns"] / row["step_ns"] - 1 < 0.01
+
+
+@pytest.mark.slow
 def test_a_program_that_is_ahead_and_waits_now_and_then_is_not_the_slowest(scenario):
     """Nothing comes back, so that the words, which are behind, keep their pace however far the tower may be ahead."""
     layouts = {"tower": ("ranks: all, pipeline: 2,", "layers: 4"), "words": ("ranks: all, tensor: 2,", "layers: 4")}

@@ -279,7 +279,7 @@ def test_the_page_has_a_table_of_ranks(whole, folded, tmp_path):
     assert text.count("data:image/png") == 3, "the table, the timeline, and what each rank does"
     assert "<h3>The ranks</h3>" in text
     assert "2 of 8 ranks are shown" in text
-    assert "What a step waits for (rank 0, the slowest)" in text
+    assert "What a step waits for (rank 4, the slowest)" in text
     assert '<td class="left">stage 1</td>' in text
 
 
