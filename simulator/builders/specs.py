@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import cycle, repeat
+from itertools import cycle, islice, repeat
 from typing import NamedTuple
 
 from simulator.layout import Axes
@@ -97,8 +97,7 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     rows, cut = (model.embedding_rows, _WHOLE) if model.embedding_rows else (v, _ROW)
     embed, head = {"tokens": Spec((rows, narrow or h), cut)} if v else {}, _residuals(model, "residuals")
     head |= _norms(model, ["norm"] * model.final_norm)
-    of_ends = ends(model)
-    embed |= _end(h, of_ends.pop("stem"), repeat(_WHOLE))
+    embed |= _end(h, ends(model)["stem"], repeat(_WHOLE)) if model.stem else {}
     embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
     wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
     embed |= {name: Spec((size, wide), _WHOLE) for name in TABLES if (size := getattr(model, name))}
@@ -114,7 +113,7 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     if model.head_transform:
         transform = _biases({"transform": Spec((h, wide), _WHOLE)}, model.head_biases)
         head |= transform | _norms(model, ["transform.norm"], wide)
-    for merger in of_ends.values():
+    for merger in islice(ends(model).values(), 1, None) if model.mergers else ():
         head |= _end(h, merger, cycle([_COLUMN, _ROW]))
     head |= {"out": Spec((h, narrow), _WHOLE)} if narrow and model.head and not model.head_transform else {}
     lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)} if model.head else {}, model.head_biases)
