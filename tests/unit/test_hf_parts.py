@@ -47,7 +47,6 @@ TOWERS = {
     "qwen3_vl_moe": ({}, "visual"),
     "qwen3_5": ({}, "visual"),
     "qwen3_5_moe": ({}, "visual"),
-    "llava": ({}, "vision_tower"),
 }  # fmt: skip
 ON_META: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ViTModel", {"add_pooling_layer": False}),
