@@ -49,14 +49,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from simulator.builders.cache import Cache, own_bytes
-from simulator.builders.chosen import (
-    Query,
-    attend_chosen,
-    attend_to_rows,
-    index_inputs,
-    of_scores,
-    pool_inputs,
-)
+from simulator.builders.chosen import Query, attend_chosen, attend_to_rows, index_inputs, of_scores, pool_inputs
 from simulator.builders.specs import ID_BYTES, numbered
 from simulator.builders.states import gated_state, go_through, shifted_rows, state_inputs
 from simulator.builders.tape import Tape

@@ -163,9 +163,8 @@ def attend_across(t: Tape, x: str) -> str:
     out = t.of_heads("attn.across.out", t.attention.width)
     t.op(
         "attn.across", [q, *(made or [cached])], [out, *[cached] * bool(made)], op_class="attention",
-        flops=4 * t.own_tokens * rows * t.attention.width,
+        flops=4 * t.own_tokens * rows * t.attention.width, write_bytes=t.made_bytes(out) + size_bytes * bool(made),
         read_bytes=t.made_bytes(q, *made) + (0 if made else size_bytes),
-        write_bytes=t.made_bytes(out) + size_bytes * bool(made),
     )  # fmt: skip
     return out
 

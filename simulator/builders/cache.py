@@ -206,8 +206,7 @@ class CacheRoom:
         """Add the blocks of these tokens; those that no token sees are left out."""
         work, together, token_bytes = self.work, kv.together(self.work.batch), self.tape.token_bytes
         block_bytes = kv.block * self.tape.attention.views * token_bytes
-        end = work.sequence + work.new_tokens if before else work.sequence
-        reach = Reach.of(self.tape.attention)
+        end, reach = work.sequence + work.new_tokens if before else work.sequence, Reach.of(self.tape.attention)
         (sinks, near), (last_sinks, last_near) = reach.near(before), reach.near(end)
         names, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
         of_each = (min(together, work.batch - start) * block_bytes for start in starts)

@@ -13,7 +13,7 @@ from math import prod
 
 from simulator.builders.attention_gradients import given_rows
 from simulator.builders.layer import collapsed
-from simulator.builders.specs import FP32_BYTES, ID_BYTES, TABLES, TENSOR, numbered
+from simulator.builders.specs import FP32_BYTES, ID_BYTES, TABLES, TENSOR, Parts, ends
 from simulator.builders.tape import Tape
 from simulator.graph_builder import OpFields
 
@@ -46,15 +46,30 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     return t.joined("residuals.all", [x, *made], t.model.residuals * t.model.hidden) if t.model.residuals > 1 else x
 
 
+def _patches(t: Tape) -> int:
+    """Return how many rows are no registers."""
+    return t.rows[0] - t.rows[0] // t.workload.sequence * t.model.registers
+
+
 def _stem(t: Tape) -> str:
-    """Make rows of numbers, those of a picture or of sound, by linears one behind the other."""
-    rows = t.rows[0] - t.rows[0] // t.workload.sequence * t.model.registers
-    joins = [joined] if isinstance(joined := t.model.stem_rows, int) else [*joined]
-    x = t.given(f"{t.micro}embed/rows", t.model.stem[0], rows * prod(joins))
-    for name, joined in zip(numbered("stem", len(t.model.stem)), [*joins, 1], strict=False):
-        x = t.linear(name, x)
-        t.join_rows(x, joined)
-    return t.to(x, t.residual)
+    """Make rows of numbers, those of a picture or of sound."""
+    rows = _patches(t) * prod(part.rows * part.pooled for part in t.model.stem)
+    x = t.given(f"{t.micro}embed/rows", t.model.stem[0].taken or 0, rows)
+    return t.to(_through(t, x, ends(t.model)["stem"]), t.residual)
+
+
+def _through(t: Tape, x: str, parts: Parts) -> str:
+    """Take rows through the parts of an end of a tower."""
+    for name, part in parts:
+        x = t.to(x, t.cut()) if part.norm or part.rows * part.pooled > 1 else x
+        if part.pooled > 1:
+            x = t.joined(f"{name}.pool", [x], t.spread[x].width, rows=(t.spread[x].rows[0] // part.pooled,))
+        t.join_rows(x, part.rows)
+        x = t.norm(f"{name}.norm", x) if part.norm else x
+        gates = [t.linear(f"{name}.gate", x)] if part.activation == "gated" else []
+        x = t.linear(name, x) if part.width else x
+        x = t.vector(f"{name}.act", [x, *gates]) if part.activation else x
+    return x
 
 
 def _look_up(t: Tape, tokens: list[str] | None, name: str = "tokens") -> str:
@@ -98,16 +113,15 @@ def finish(t: Tape, x: str) -> list[str]:
     """Make what a model puts out without a head from the rows of the last layer."""
     t.block = "head"
     out = t.norm("norm", x) if t.model.final_norm else x
-    if not (merger := t.model.merger):
-        return [out]
-    outputs = list[str]()
-    for index, name in enumerate(numbered("merge", 1 + merger.further)):
-        taken = t.to(x if index else out, t.cut())
-        if t.spread[taken].width == t.model.hidden:
-            t.join_rows(taken, merger.rows)
-        taken = t.norm(f"{name}.norm", taken) if index else taken
-        outputs.append(t.to(t.linear(f"{name}.out", t.vector(f"{name}.act", [t.linear(f"{name}.in", taken)])), t.cut()))
-    return outputs
+    _, *mergers = ends(t.model).items()
+    return [_merged(t, x if index else out, *merger) for index, merger in enumerate(mergers)] or [out]
+
+
+def _merged(t: Tape, x: str, name: str, parts: Parts) -> str:
+    """Make rows for a decoder, without registers; other mergers take the same rows."""
+    x = t.to(t.lent(x, name) if len(t.model.mergers) > 1 else x, t.cut())
+    x = t.joined(f"{name}.rows", [x], t.model.hidden, rows=(_patches(t),)) if t.model.registers else x
+    return t.to(_through(t, x, parts), t.cut())
 
 
 def _final(t: Tape, x: str) -> str:

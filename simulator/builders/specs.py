@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import cycle, islice, repeat
 from typing import NamedTuple
 
 from simulator.layout import Axes
@@ -16,6 +17,7 @@ from simulator.workload import (
     Absent,
     DecoderModel,
     Dense,
+    EndPart,
     Experts,
     Gqa,
     Indexer,
@@ -38,6 +40,7 @@ _ACROSS = ("norm3", "norm3.after", "norm3.sum")
 _COLUMN: tuple[Axes, ...] = ((), TENSOR)
 _ROW: tuple[Axes, ...] = (TENSOR, ())
 _WHOLE: tuple[Axes, ...] = ((), ())
+_NORMED = {"scale": 1, "both": 2, "none": 0}
 FP32_BYTES = 4
 ID_BYTES = 4
 
@@ -67,6 +70,8 @@ class Spec(NamedTuple):
 
 
 Specs = dict[str, Spec]
+Parts = list[tuple[str, EndPart]]
+"""Parts of an end of a tower, with their names."""
 
 
 @lru_cache(maxsize=16)
@@ -92,9 +97,7 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     rows, cut = (model.embedding_rows, _WHOLE) if model.embedding_rows else (v, _ROW)
     embed, head = {"tokens": Spec((rows, narrow or h), cut)} if v else {}, _residuals(model, "residuals")
     head |= _norms(model, ["norm"] * model.final_norm)
-    sizes = zip(numbered("stem", len(model.stem)), model.stem, [*model.stem_widths, h, h], strict=False)
-    stem = {name: Spec((taken, made), _WHOLE) for name, taken, made in sizes}
-    embed |= _biases(stem, [*stem][: len(stem) - (model.stem_bias == "inner")] * bool(model.stem_bias))
+    embed |= _end(h, ends(model)["stem"], repeat(_WHOLE)) if model.stem else {}
     embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
     wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
     embed |= {name: Spec((size, wide), _WHOLE) for name in TABLES if (size := getattr(model, name))}
@@ -110,14 +113,30 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     if model.head_transform:
         transform = _biases({"transform": Spec((h, wide), _WHOLE)}, model.head_biases)
         head |= transform | _norms(model, ["transform.norm"], wide)
-    if merger := model.merger:
-        wide, inner = (size := merger.rows * h), merger.inner or size
-        for index, name in enumerate(numbered("merge", 1 + merger.further)):
-            linears = {f"{name}.in": Spec((wide, inner), _COLUMN), f"{name}.out": Spec((inner, merger.width), _ROW)}
-            head |= _norms(model, [f"{name}.norm"] * bool(index), wide) | _biases(linears, [*linears] * merger.biases)
+    for merger in islice(ends(model).values(), 1, None) if model.mergers else ():
+        head |= _end(h, merger, cycle([_COLUMN, _ROW]))
     head |= {"out": Spec((h, narrow), _WHOLE)} if narrow and model.head and not model.head_transform else {}
     lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)} if model.head else {}, model.head_biases)
     yield "head", head | {name: spec for name, spec in lm.items() if name != "lm" or not model.tied_embeddings}
+
+
+def ends(model: DecoderModel) -> dict[str, Parts]:
+    """Return the parts of the stem and of each merger, with their names."""
+    both = zip(("stem", *numbered("merge", len(model.mergers))), (model.stem, *model.mergers), strict=True)
+    return {name: [*zip(numbered(f"{name}.", len(parts)), parts, strict=True)] for name, parts in both}
+
+
+def _end(width: int, parts: Parts, cuts: Iterator[tuple[Axes, ...]]) -> Specs:
+    """Return what parts have, the first of which takes rows of this width; ranks cut their linears in turn."""
+    specs: Specs = {}
+    for name, part in parts:
+        joined, several = part.rows * width, 1 + (part.activation == "gated")
+        specs |= {f"{name}.norm": _norm(joined * count)} if (count := _NORMED[part.norm or "none"]) else {}
+        linear = Spec((part.taken or joined, part.width or 0), next(cuts) if part.width else ())
+        linears = dict.fromkeys([name, f"{name}.gate"][: several * bool(part.width)], linear)
+        specs |= _biases(linears, [*linears] * part.bias)
+        width = part.width or joined
+    return specs
 
 
 def _residuals(model: DecoderModel, name: str) -> Specs:
@@ -142,7 +161,7 @@ def _predicted(model: DecoderModel) -> Specs:
 
 def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
     """Return what norms of rows, by default of the residual, have: a scale, and a bias behind it, if any."""
-    parts = {"scale": 1, "both": 2, "none": 0}[model.norm_weights]
+    parts = _NORMED[model.norm_weights]
     return {name: _norm(parts * (width or model.hidden)) for name in names if parts}
 
 
@@ -262,14 +281,9 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
     made, rates = {"q": keys, "k": keys, **values}, {"rates": column(heads * (1 + has_both))}
     rates |= through("forget", heads * key) if is_by_element else {}
     steps = {"rates_in": Spec((width, both), _ROW), "rates_norm": _norm(both), "rates_out": column(width, rank)}
-    decays = {
-        "delta": heads * (1 + key if is_by_element else 2),
-        "mamba": width * (1 + key),
-        "mamba2": 3 * heads,
-        "lru": width,
-        "rwkv": 2 * width,
-    }
-    norm, decay = {"norm": _norm(width, TENSOR)}, {"decay": _norm(decays.get(part.kind, 0), TENSOR)}
+    decays = {"mamba": width * (1 + key), "mamba2": 3 * heads, "lru": width, "rwkv": 2 * width}
+    decayed = decays.get(part.kind, heads * (1 + key if is_by_element else 2))
+    norm, decay = {"norm": _norm(width, TENSOR)}, {"decay": _norm(decayed, TENSOR)}
     specs = {
         "linear": made | gate | norm,
         "delta": made

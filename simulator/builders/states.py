@@ -87,8 +87,7 @@ _RECURRENCES = {
     "mamba2": Recurrence((2, 1), (1, 1), (1, 0), decays=1, output=True),
     "mamba": Recurrence((3, 3), (0, 0), (0, 0), output=True),
     "convolution": Recurrence((0, 0), (0, 0), (0, 0)),
-    "lru": Recurrence((2, 2), (0, 0), (0, 0), output=True),
-    "rwkv": Recurrence((2, 2), (0, 0), (0, 0), output=True),
+    **dict.fromkeys(("lru", "rwkv"), Recurrence((2, 2), (0, 0), (0, 0), output=True)),
 }
 
 

@@ -13,12 +13,8 @@ from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
 from simulator.workload import Attention, Gqa, Layer, Mixer
 
-_MADE = {
-    None: "slice",
-    CollectiveKind.ALL_GATHER: "gathered",
-    CollectiveKind.REDUCE_SCATTER: "scattered",
-    CollectiveKind.ALL_TO_ALL: "exchanged",
-}
+_MADE: dict[CollectiveKind | None, str] = {None: "slice", CollectiveKind.ALL_GATHER: "gathered"}
+_MADE |= {CollectiveKind.REDUCE_SCATTER: "scattered", CollectiveKind.ALL_TO_ALL: "exchanged"}
 """End of the name of a tensor that a change of layout makes."""
 
 

@@ -64,8 +64,7 @@ class WireMessage:
 
     def __init__(self, data: bytes) -> None:
         self.numbers, self.texts = defaultdict[int, list[int]](list), defaultdict[int, list[bytes]](list)
-        self.sides = dict[int, list[bytes]]()
-        offset = 0
+        self.sides, offset = dict[int, list[bytes]](), 0
         while offset < len(data):
             key, offset = _varint(data, offset)
             wire = key & 7
@@ -217,10 +216,8 @@ def _of_json(record: dict[str, Any]) -> tuple[WireMessage, dict[str, Any]]:
     """Return fields and attributes of a message in JSON; what is no field is an attribute."""
     fields, attrs = WireMessage(b""), list[tuple[Any, Any]]()
     for key, value in record.items():
-        field, values = (
-            FACTS["chakra"].get(key.lower().replace("_", ""), 0),
-            value if isinstance(value, list) else [value],
-        )
+        field = FACTS["chakra"].get(key.lower().replace("_", ""), 0)
+        values = value if isinstance(value, list) else [value]
         if isinstance(value, dict):
             fields.sides[field] = [_text(value.get(side, "")) for side in ("values", "shapes", "types")]
         elif key == "attr":

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from difflib import SequenceMatcher
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,9 @@ _OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", 
 # What an option is called whose field has another name.
 _OPTIONS = {"kv": "block", "count": "requests", "output": "answer"}
 _READ_HERE = {*_OF_BOTH, "max_position_embeddings", "seq_length"}
+_JOINS = ("rows", "pooled")  # fields of a part of an end
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_BEHIND = "what takes a tower's output to the decoder (multi_modal_projector)"
 # Parts of a name that say that weights are kept otherwise than they are computed.
 _KEPT = re.compile(r"(nv|mx|n)fp?4|fp8|awq|gptq|int[48]|[48]-?bit|w[48]a(8|16)", re.IGNORECASE)
 Phase = Literal["train", "prefill", "decode", "requests"]
@@ -117,12 +120,11 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     """
     path = Path(source, "config.json") if Path(source).is_dir() else Path(source)
     outer = _parsed(path)
-    config, dropped = _decoder(outer, shown(path)) if part == "decoder" else (_part(outer, part, shown(path)), {})
+    config, dropped = _decoder(outer, shown(path)) if part == "decoder" else _part(outer, part, shown(path))
     model = whole_model_of(config)
     phase = phase or ("decode" if model.get("causal", True) else "prefill")
-    limit = config.count("max_position_embeddings", "seq_length", derived=model.get("positions") or _DEFAULT_SEQUENCE)
-    added = (new_tokens or 1) if phase == "decode" and model.get("positions") else 0  # have positions, too
-    wanted = min(_DEFAULT_SEQUENCE, limit - added) if sequence is None else sequence
+    wanted = _tokens(config, model, (new_tokens or 1) if phase == "decode" else 0) if sequence is None else sequence
+    limit = config.count("max_position_embeddings", "seq_length", derived=model.get("positions") or wanted)
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
     axes = {"tensor": tensor, "data": data, "expert": expert, "pipeline": pipeline, "zero_stage": zero_stage}
@@ -141,6 +143,14 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     names = [f"{key} ({TOLD[key]})" if key in TOLD else key for key in config.unread()]
     left = dict.fromkeys(filter(None, [*names, *config.unknown_words(), config.family.uncounted]), 1)
     return Imported({".yaml": workload}, {}, tuple(dict.fromkeys(config.derived)), left | dropped)
+
+
+def _tokens(c: Config, model: dict[str, Any], added: int) -> int:
+    """Return the tokens of a sequence, if no option says them: most, but no more than the model has positions for."""
+    limit = c.count("max_position_embeddings", "seq_length", derived=model.get("positions") or _DEFAULT_SEQUENCE)
+    tokens: int = min(_DEFAULT_SEQUENCE, limit - added * bool(model.get("positions")))
+    joined: int = prod(part.get(key, 1) for parts in model.get("mergers", [])[:1] for part in parts for key in _JOINS)
+    return tokens - int(tokens - model.get("registers", 0)) % joined
 
 
 def _arrivals(phase: str, **options: int | None) -> dict[str, Any]:
@@ -180,9 +190,8 @@ def _decoder(outer: dict[str, Any], where: str, section: str = "") -> tuple[Conf
         do = CAPTURE if lacks else f"{'add it; ' * (kind is None)}{_nearest(inner, str(kind))}; {CAPTURE}"
         raise ConfigError(f"{where}, {inside}model_type", "a family is one that hosim knows", found, do)
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
-    merged = FAMILIES.get(f"{outer.get('model_type')} vision")
-    if dropped and not (merged and merged.merger):
-        dropped["what takes a tower's output to the decoder (multi_modal_projector)"] = 1
+    names = [_found(outer, tower.partition("_")[0])[-1] for tower in TOWERS if outer.get(tower)]
+    dropped |= {} if all(name and FAMILIES[name].merger for name in names) else {_BEHIND: 1}
     if key_of_decoder:
         used = {key_of_decoder, "model_type", "encoder", "text_encoder", *shared, *TOWERS}
         dropped |= {key: 1 for key in outer if key not in used and not is_irrelevant(key)}
@@ -194,8 +203,8 @@ def _decoder(outer: dict[str, Any], where: str, section: str = "") -> tuple[Conf
     return config, dropped
 
 
-def _part(outer: dict[str, Any], part: str, where: str) -> Config:
-    """Return the keys of an encoder or a tower."""
+def _part(outer: dict[str, Any], part: str, where: str) -> tuple[Config, dict[str, int]]:
+    """Return the keys of an encoder or a tower, and of what takes its output to the decoder, or that as dropped."""
     outer = {**(held if isinstance(held := outer.get("thinker_config"), dict) else {}), **outer}
     tower, inner, kinds, name = _found(outer, part)
     has = [f"--part {other}" for other in ("encoder", "vision", "audio") if _found(outer, other)[-1]]
@@ -204,7 +213,14 @@ def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"
     insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
     section = next((f"{key}." for key, value in outer.items() if value is inner), "")
-    return Config({key: outer[key] for key in _OF_BOTH[-2:] if key in outer} | inner, FAMILIES[name], where, section)
+    data = {key: outer[key] for key in _OF_BOTH[-2:] if key in outer} | inner
+    c = Config({f"whole.{key}": value for key, value in outer.items()} | data, FAMILIES[name], where, section)
+    if "whole.width" in repr(c.family.merger):
+        decoder, _ = _decoder(outer, where)
+        c.data["whole.width"] = decoder.count("hidden_size", path="model.mergers")
+        c.places["whole.width"] = decoder.path_of("hidden_size")
+        c.defaults_taken = {decoder.named(key): value for key, value in decoder.defaults_taken.items()}
+    return c, {_BEHIND: 1} if tower in TOWERS and not c.family.merger else {}
 
 
 def _found(outer: dict[str, Any], part: str) -> tuple[str, dict[str, Any], list[str], str]:
@@ -215,7 +231,7 @@ def _found(outer: dict[str, Any], part: str) -> tuple[str, dict[str, Any], list[
     inner = outer[tower] if tower else next(nested, outer)
     stated = (inner.get("model_type"), outer.get("model_type"))
     kinds = [*dict.fromkeys(kind for kind in stated if isinstance(kind, str))]
-    alone = [name for kind in kinds[:1] if tower for name in (f"{kind} as {part}", kind)]
+    alone = [name for kind in kinds[:1] if tower for name in (f"{kinds[-1]} {kind}", f"{kind} as {part}", kind)]
     names = [ALIASES.get(name, name) for name in (*(f"{kind} {part}" for kind in kinds), *alone)]
     name = next((name for name in names if name in FAMILIES and not FAMILIES[name].model.get("head", True)), "")
     return tower, inner, kinds, name

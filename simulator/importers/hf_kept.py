@@ -20,7 +20,7 @@ from simulator.builders.specs import specs
 from simulator.errors import ConfigError, insist
 from simulator.importers.hf_keys import ALGORITHMS, METHODS, MODULES, PLAIN, Config
 from simulator.inputs import globs_of
-from simulator.workload import DecoderModel, Recurrent
+from simulator.workload import DecoderModel, Experts, Recurrent
 
 # What may stand before the layers in a name; and the most patterns that a workload gets.
 _PREFIX = re.compile(r"(\*\.)?((model|language_model|text_model|backbone|transformer|llm|decoder|thinker)\.)+")
@@ -165,13 +165,18 @@ def _number(bits: Any, group: Any, where: str, c: Config, *, is_float: bool = Fa
     return dtype or "int4"
 
 
-def _named(entries: list[str], c: Config) -> Callable[[str], object]:
+def _named(entries: list[str], c: Config, experts: int) -> Callable[[str], object]:
     """Return what tells whether a module is one that some entries name, or is in one.
 
-    A name stands for what it ends, and for parts of that; a pattern for all that it fits.
+    A name stands for what it ends, and for parts of that; a pattern for all that it fits. Of a layer's experts, of
+    which there are so many, most must be named; a few count like the others.
     """
-    texts = list[str]()
-    for entry in dict.fromkeys(re.sub(r"\bexperts\.\d+", "experts.0", entry) for entry in entries):
+    texts, alike = list[str](), Counter(re.sub(r"\bexperts\.\d+", "experts.0", name) for name in dict.fromkeys(entries))
+    few = [name for name, count in alike.items() if re.search(r"\bexperts\.0\b", name) and 2 * count < experts]
+    c.derived += [
+        f"{alike[name]} of {experts:,} experts kept otherwise count like most: {name[:60]!r}." for name in few[:1]
+    ]
+    for entry in (name for name in alike if name not in few):
         globs = globs_of(entry[3:]) if entry.startswith("re:") else [entry, "*." + entry][: 2 - ("*" in entry)]
         texts += [translate(_PREFIX.sub("", glob))[:-2] + r"(\..*)?\Z" for glob in globs]
         c.derived += [f"A pattern of modules is not understood, and leaves none out: {entry[:60]!r}."] * (globs == [])
@@ -186,7 +191,8 @@ Kept = dict[str, tuple[str, str]]
 
 def _kept(model: DecoderModel, usual: str, rules: list[Rule], c: Config) -> tuple[Kept, dict[str, str]]:
     """Return how each matrix is kept, and how most of a kind are."""
-    named = [(_named(entries, c), dtype) for entries, dtype in rules if entries]
+    experts = max((part.routed for _, part in model.kinds if isinstance(part, Experts)), default=0)
+    named = [(_named(entries, c, experts), dtype) for entries, dtype in rules if entries]
     kept, sizes = Kept(), Counter[tuple[str, str]]()
     for block, part in specs(model):
         is_layer = block[0] == "L"

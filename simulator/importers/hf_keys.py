@@ -158,7 +158,7 @@ class Config:
 
     def named(self, key: str) -> str:
         """Return the path of a key in the file; of what stands in for one, how that is made of keys."""
-        return self.places.get(key, key if "." in key else self.section + key)
+        return self.places.get(key, key.removeprefix("whole.") if "." in key else self.section + key)
 
     def spelt(self, words: str) -> str:
         """Write a sum by the paths of its keys; those that are sums themselves stand in brackets."""

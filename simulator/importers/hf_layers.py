@@ -17,7 +17,7 @@ def of_layers(c: Config, layers: int) -> list[Keys]:
     of_layers: list[Keys] = [{} for _ in range(layers)]
     for key, listed in c.family.lists.items():
         kind, is_listed = str if listed.endswith("_types") else int, listed != key or isinstance(c.get(key), list)
-        values = c.list_of(listed, kind, layers) if is_listed else None
+        values = _turned(c, layers) if key == "turned" else c.list_of(listed, kind, layers) if is_listed else None
         c.places |= {key: c.named(listed)} if values else {}
         for keys, value in zip(of_layers, values or (), strict=False):
             keys[key] = value
@@ -103,11 +103,16 @@ def _attending_layers(c: Config, layers: int) -> set[int]:
     return {*range(offset, layers, period)}
 
 
+def _turned(c: Config, layers: int) -> list[int]:
+    """Return of each layer whether its queries and keys turn by position: as listed, or in all but one an interval."""
+    interval = c.count("no_rope_layer_interval", derived=1)
+    return c.list_of("no_rope_layers", int, layers) or [int((layer + 1) % interval > 0) for layer in range(layers)]
+
+
 def _windowed_layers(c: Config, layers: int) -> set[int]:
     """Return the layers with a sliding window, if the model has one."""
     is_on = c.flag("use_sliding_window") if c.get("use_sliding_window") is not None else True
     pattern = c.count("sliding_window_pattern", derived=1)
-    turned = dict(enumerate(c.list_of("no_rope_layers", int) or ()))
     by_rule = {
         "all": range(layers),
         "after": range(c.count("max_window_layers", least=0, derived=0), layers),
@@ -116,7 +121,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "between": [i for i in range(1, layers) if (i + 1) % pattern],
         "behind": [i for i in range(layers) if i % pattern],
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
-        "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % c.count("no_rope_layer_interval", derived=1))],
+        "chunks": [i for i, turns in enumerate(_turned(c, layers)) if turns],
     }
     return {*by_rule.get(c.family.local, ())} if is_on else set()
 

@@ -26,7 +26,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     c.used |= {*family.sums}  # which no file has
     c.check()
     model = _model_of(c)
-    more: dict[str, Any] = {key: [*map(c.made, getattr(family, key))] for key in ("stem", "stem_widths")}
+    more: dict[str, Any] = {"stem": _parts(c, family.stem)}
     narrow, hidden = c.count(family.narrow, path="model.embedding_width", derived="hidden_size"), model["hidden"]
     more["embedding_width"] = narrow if narrow != hidden else None
     if family.rows:
@@ -43,9 +43,8 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         who = " (--part encoder runs it)" * (f"{c.data.get('model_type')} encoder" in FAMILIES)
         c.derived.append(f"The output of the encoder, {rows:,} rows (encoded; set it to yours), is an input{who}.")
     if family.merger:
-        sizes = {field: key and c.count(key, path=f"model.merger.{field}") for field, key in family.merger.items()}
-        levels = c.list_of("deepstack_visual_indexes", int) or ()
-        more["merger"] = sizes | {"rows": sizes["rows"] ** 2, "further": len(levels)}
+        merger, levels = _parts(c, family.merger), c.list_of("deepstack_visual_indexes", int) or ()
+        more["mergers"] = [merger, *([merger[0] | {"norm": "both"}, *merger[1:]] for _ in levels)]
     if family.layer_inputs and (width := c.count(family.layer_inputs["width"], least=0, derived=0)):
         more["layer_inputs"] = {"rows": c.count(family.layer_inputs["rows"]), "width": width}
     for field, key in family.hybrid.items():
@@ -60,6 +59,15 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         c.defaults_taken.pop("vocab_size", None)
     whole = model | {field: value for field, value in more.items() if value}
     return whole | (_without_head(c, whole) if whole.get("head", True) and _HEADLESS.search(c.reader) else {})
+
+
+_SIZES = ("rows", "pooled", "width", "taken")
+
+
+def _parts(c: Config, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the parts of an end of a tower, whose sizes are sums of keys and numbers, and whose bias may be a key."""
+    made = [part | {field: c.made(str(words)) for field, words in part.items() if field in _SIZES} for part in parts]
+    return [part | ({"bias": c.flag(key)} if isinstance(key := part.get("bias"), str) else {}) for part in made]
 
 
 def _without_head(c: Config, model: dict[str, Any]) -> dict[str, Any]:

@@ -75,16 +75,13 @@ class Imported:
         return next((content for content in self.files.values() if isinstance(content, Graph)), None)
 
     def __str__(self) -> str:
-        parts = {
-            "model": [f"{name}: {amount}" for name, amount in self.card.items()],
-            "kept": [f"{name}: {amount}" for name, amount in self.kept.items()],
-            "derived": list(self.derived),
-            "dropped": [f"{name}, {counted(times, 'time')}" for name, times in self.dropped.items()],
-        }
+        facts = {"model": self.card, "kept": self.kept}
+        parts = {part: [f"{name}: {amount}" for name, amount in amounts.items()] for part, amounts in facts.items()}
+        parts |= {"derived": [*self.derived]}
+        parts |= {"dropped": [f"{name}, {counted(times, 'time')}" for name, times in self.dropped.items()]}
         for lines in parts.values():
-            lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES:,} more (--json tells all)"] * (
-                len(lines) > _MOST_LINES
-            )
+            more = len(lines) - _MOST_LINES
+            lines[_MOST_LINES:] = [f"and {more:,} more (--json tells all)"] * (more > 0)
         return "\n".join("\n  ".join((f"{name}:", *map(_printable, lines))) for name, lines in parts.items() if lines)
 
     @property
@@ -138,16 +135,14 @@ class Imported:
         ConfigError
             If one of them exists already, or cannot be written.
         """
-        path, where = Path(out), f"-o {Path(out)}"
-        must = "the output is a workload, whose name ends in .yaml"
+        path, where, must = Path(out), f"-o {Path(out)}", "the output is a workload, whose name ends in .yaml"
         insist(path.suffix == _WORKLOAD, where, must, repr(path.name), "write for example mine.yaml")
         places = {end: path.with_name(path.stem + end) for end in sorted(self.files, key=_WORKLOAD.__ne__)}
         for end, place in places.items():
             if os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source):
                 places[end] = path.with_name(f"{path.stem}.imported{end}")  # what is read is not written over
         for place in places.values():
-            found, do = inputs.shown(place), "choose another name"
-            is_free = force or not os.path.lexists(place)
+            found, do, is_free = inputs.shown(place), "choose another name", force or not os.path.lexists(place)
             insist(is_free, where, "a file that is there is kept", found, f"{do}, or say --force")
         with written(*places.values(), option="-o") as parts:
             for end, part in zip(places, parts, strict=True):

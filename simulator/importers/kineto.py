@@ -25,8 +25,7 @@ _OLD, _FACTS = FACTS["kineto"]["old"], FACTS["kineto"]["facts"]
 STEP = "ProfilerStep#"
 """Prefix of the profiler's marks of steps."""
 # Names of calls by which the host waits for the device, and of those that make a stream wait.
-_SYNCS = re.compile("Synchronize|Memcpy(?!.*Async)|(Free|Malloc)$")
-_WAITS = re.compile("StreamWaitEvent")
+_SYNCS, _WAITS = re.compile("Synchronize|Memcpy(?!.*Async)|(Free|Malloc)$"), re.compile("StreamWaitEvent")
 UNTIMED = "kernels, copies and fills whose ts or dur is no number from 0"
 """Name of dropped spans of a device; they are missing from the recorded step and from its replay."""
 
@@ -111,10 +110,8 @@ class Timeline:
 
     def _add(self, event: dict[str, Any]) -> None:
         cat, name = str(event.get("cat", "")).lower()[:50], str(event.get("name", ""))
-        cat = _OLD.get(cat, cat)
-        args = event["args"] if isinstance(event.get("args"), dict) else {}
-        start_ns, took_ns = _ns(event.get("ts")), _ns(event.get("dur"))
-        change = args.get("Bytes")
+        cat, args = _OLD.get(cat, cat), event["args"] if isinstance(event.get("args"), dict) else {}
+        start_ns, took_ns, change = _ns(event.get("ts")), _ns(event.get("dur")), args.get("Bytes")
         if name == "[memory]" and start_ns is not None and type(change) is int and whole(abs(change)):
             device = -1 if args.get("Device Type") == 0 else whole(args.get("Device Id"))
             held = whole(args.get("Total Allocated"))

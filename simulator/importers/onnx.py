@@ -74,8 +74,7 @@ def read_onnx(source: str | Path, *, dim: tuple[str, ...] = ()) -> Imported:
     ConfigError
         If onnx is not installed, the file is wrong, or not all sizes are known.
     """
-    path, where = Path(source), inputs.shown(Path(source))
-    install = 'run: pip install "hosim[onnx]"'
+    path, where, install = Path(source), inputs.shown(Path(source)), 'run: pip install "hosim[onnx]"'
     modules = ("onnx", "onnx.inliner", "onnx.reference")
     onnx, inliner, _ = import_extra("hosim.read_onnx", "a model in ONNX is read by onnx", install, *modules)
     data = inputs.whole(path, _MOST_BYTES)

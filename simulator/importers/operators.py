@@ -236,8 +236,7 @@ class Memory:
     """
 
     def __init__(self, tree: Tree, recording: Recording) -> None:
-        self._tree, self._recording = tree, recording
-        self._storages, self._expanded = dict[int, Storage](), set[int]()
+        self._tree, self._recording, self._storages, self._expanded = tree, recording, dict[int, Storage](), set[int]()
 
     def _make(self, view: TensorView, kind: str = "activation", *, persistent: bool = False) -> Storage:
         self._storages[view.storage] = storage = self._recording.storage(view.end_bytes, kind, persistent=persistent)

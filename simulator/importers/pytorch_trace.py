@@ -113,8 +113,7 @@ def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> d
 
 def _add_collective(node: OperatorNode, op: Event, recording: Recording, world: int) -> None:
     """Add group and size to a collective; one with no other rank becomes an op without FLOPs."""
-    kind, size = collective_kind(node.collective), whole(node.more.get("pg_size"))
-    op.name = short(node.collective)
+    kind, size, op.name = collective_kind(node.collective), whole(node.more.get("pg_size")), short(node.collective)
     if kind is None or not 1 < size <= min(world, MOST_RANKS):
         op.is_collective = world == 0
         recording.dropped["groups of collectives without members"] += world > 0
@@ -154,8 +153,7 @@ def read_pytorch_trace(
     path, recording = Path(source), Recording()
     nodes = _nodes_of(path)
     tree = Tree(_nodes_of_step(nodes, step, shown(path), recording))
-    ops = ops_of(tree, recording, of_float, timed=kineto is not None)
-    recording.kept["nodes"] = f"{len(nodes):,}"
+    ops, recording.kept["nodes"] = ops_of(tree, recording, of_float, timed=kineto is not None), f"{len(nodes):,}"
     recording.dropped["nodes folded into the op that they are a part of"] += len(tree.owner) - len(ops)
     idle = len(tree.nodes) - len(tree.owner)
     recording.dropped["nodes that only view, allocate, call others or work on the host"] += idle

@@ -51,8 +51,7 @@ def json_of(path: Path, most: int | None = None, shape: Any = None) -> Any:
         As for `inputs.unpacked`, or if the file is not JSON.
     """
     text = inputs.unmarked(inputs.unpacked(path, most or MOST_BYTES), path)
-    values = sum(map(text.count, (b",", b"[", b"{")))
-    must = f"a recording has at most {MOST_VALUES:,} values"
+    values, must = sum(map(text.count, (b",", b"[", b"{"))), f"a recording has at most {MOST_VALUES:,} values"
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
         if shape:

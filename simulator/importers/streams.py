@@ -105,8 +105,7 @@ def replay(
             end.launched_ns = min(then.launched_ns, then.start_ns - latency_ns)
             ready_ns = max(last_ns, end.launched_ns + latency_ns)
         end.idle_ns = max(0, end.start_ns - ready_ns)
-    step.step_ns = end.start_ns - first_ns
-    program = _with_launches([*parts, end], syncs, first_ns, latency_ns)
+    step.step_ns, program = end.start_ns - first_ns, _with_launches([*parts, end], syncs, first_ns, latency_ns)
     _write(step, program, ops)
     if len(streams) > 1:
         text = f"Waits between streams: {noted:,} are recorded, {inferred:,} inferred, from ops that had just ended."
@@ -175,15 +174,13 @@ def _find_idle(parts: Sequence[Activity], waits: Iterable[Wait], latency_ns: int
 
     If the recording does not tell what a part waited for, it is the activity that had just ended on another stream.
     """
-    called = sorted(called_ns for called_ns, *_ in waits)
-    ended = sorted(parts, key=lambda part: part.end_ns)
+    called, ended = sorted(called_ns for called_ns, *_ in waits), sorted(parts, key=lambda part: part.end_ns)
     ends, launched_before, seen = [part.end_ns for part in ended], dict[str, int](), 0
     for part in parts:
         free_ns = max(part.free_ns, *(other.end_ns for other in part.after), 0)
         launched_ns = -1 if part.launched_ns is None else part.launched_ns
         late_ns = part.start_ns - max(free_ns, launched_ns + latency_ns)
-        since_ns = launched_before.get(part.stream, -1)
-        launched_before[part.stream] = launched_ns
+        since_ns, launched_before[part.stream] = launched_before.get(part.stream, -1), launched_ns
         if late_ns > _SHORT_NS and bisect_right(called, launched_ns) > bisect_right(called, since_ns):
             just_ended = ended[bisect_left(ends, part.start_ns - _SHORT_NS) : bisect_right(ends, part.start_ns)]
             others = (other for other in reversed(just_ended) if other.stream != part.stream)
@@ -209,8 +206,7 @@ def _with_launches(parts: Sequence[Activity], syncs: Iterable[Sync], first_ns: i
                 begin_ns, end_ns = left.pop()
                 awaited += [other for other in newest.values() if begin_ns < other.end_ns <= end_ns]
             since_ns = max(since_ns, *(other.end_ns - latency_ns for other in awaited), 0)
-            took_ns = max(0, part.launched_ns - since_ns)
-            host = Event("host", more={"repeatable": False})
+            took_ns, host = max(0, part.launched_ns - since_ns), Event("host", more={"repeatable": False})
             part.after.append(Activity(host, since_ns, part.launched_ns, _HOST, took_ns=took_ns, after=awaited))
             program.append(part.after[-1])
             since_ns = max(since_ns, part.launched_ns)
@@ -251,8 +247,7 @@ def _write(recording: Recording, program: Sequence[Activity], ops: Sequence[Even
         recording.ops[-1].writes[began] = None
         for event in {event.more["stream"]: event for event in recording.ops[::-1]}.values():
             event.reads[began] = None
-    position = {event: index for index, event in enumerate(recording.ops)}
-    signals = dict[Event, Storage]()
+    position, signals = {event: index for index, event in enumerate(recording.ops)}, dict[Event, Storage]()
     for source, waiter in waits:  # a wait between streams becomes a tensor of 0 bytes
         if position[source] < position.get(waiter, -1):
             if source not in signals:

@@ -144,8 +144,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                 storage = self._storage(tensor, name, kind, persistent=True)
                 if storage.size_bytes and not (kind == "optimizer_state" and tensor.dim() == 0):
                     self.before[storage] = None
-        self._caches = {path: self._storage(tensor) for path, _, tensor in caches}
-        self.below = dict[Storage, None]()
+        self._caches, self.below = {path: self._storage(tensor) for path, _, tensor in caches}, dict[Storage, None]()
         take_back()
 
     def _cached(self, returned: Any = None) -> list[tuple[str, torch.Tensor]]:
@@ -156,8 +155,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         """Make what caches hold after the step one with what they held before, where that is gone."""
         news = dict[Storage, Storage]()
         for path, tensor in self._cached(returned):
-            new, old = self._storage(tensor), self._caches.get(path)
-            new.kind = "kv_cache"
+            new, old, new.kind = self._storage(tensor), self._caches.get(path), "kv_cache"
             if old is not None and old in self.died and new.is_written and not new.persistent:
                 news[old] = new
                 old.persistent, new.persistent, new.name = False, True, old.name

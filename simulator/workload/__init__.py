@@ -13,7 +13,7 @@ from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa, Mixer, Mla, Mqa, attends_whole
 from simulator.workload.chosen_tokens import Compress, Indexer, Pool, Select, Sparse, seen_in_blocks
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
-from simulator.workload.feed_forwards import Dense, Experts, Merger, SharedBlocks
+from simulator.workload.feed_forwards import Dense, EndPart, Experts, SharedBlocks
 from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Layer, LlamaModel, Lora, Model, Other
 from simulator.workload.phases import INFERENCE, OF_A_LENGTH, OF_RECOMMENDER, PHASES_OF
@@ -24,8 +24,8 @@ from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
     "ADAM_FLOPS", "AXES", "Absent", "Answers", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients",
-    "Compress", "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer",
-    "KvBlocks", "Layer", "Lengths", "LlamaModel", "Lora", "Merger", "Mixer", "Mla", "Model", "Mqa", "Optimizer",
+    "Compress", "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "EndPart", "Experts", "Gqa",
+    "Indexer", "KvBlocks", "Layer", "Lengths", "LlamaModel", "Lora", "Mixer", "Mla", "Model", "Mqa", "Optimizer",
     "Other", "Parallel", "Pool", "Pools", "Prefixes", "Recurrent", "Request", "Requests", "RowCache", "Select",
     "SharedBlocks", "Sides", "Sparse", "Workload", "attends_whole", "seen_in_blocks",
 ]  # fmt: skip
@@ -316,8 +316,9 @@ class Workload(Document):
         require(fits, must, "held scores" if scores else "none that it hides", "masked", do="remove it")
         must = "scores are of attention to all tokens, or to a window"
         require(bool(whole or not scores), must, "another", "dtypes", "scores_bytes", do="remove it")
-        if self.phase in (*INFERENCE, "requests"):
-            self.dtypes.check_inference()
+        must, do = "matrices and inputs are saved for backward in training", "set it to before"
+        fits = self.phase == "train" or self.dtypes.dequantize not in ("saved", "inputs")
+        require(fits, must, "inference", "dtypes", "dequantize", do=do)
 
     def _check_ranks(self, model: DecoderModel) -> None:
         """Refuse ways to spread inference over ranks that are not built, and what only training has."""
@@ -341,6 +342,10 @@ class Workload(Document):
         is_plain = (isinstance(part, Gqa) and not (part.sparse or part.sinks) for part, _ in model.kinds)
         must, do = "an encoder has grouped-query attention to all tokens, or to a window", "change it"
         require(model.causal or all(is_plain), must, "another", "model", "attention", do=do)
+        patches = self.sequence - model.registers
+        for joined in (prod(part.rows * part.pooled for part in parts) for parts in model.mergers):
+            must = f"of the rows of a sequence that are no registers each {joined} become one"
+            require(patches % joined == 0, must, f"{patches:,}", "sequence", do=f"make it a multiple of {joined}")
 
     def _check_encoded(self) -> None:
         """Refuse what an encoder's output does not reach."""

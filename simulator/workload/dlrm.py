@@ -123,8 +123,6 @@ class DlrmModel(Part):
         return sum(self.layer_parameters.values()) + sum(table.count * table.rows * self.dim for table in self.tables)
 
 
-AnyModel = Annotated[
-    Annotated[LlamaModel, Tag("llama")] | Annotated[DecoderModel, Tag("decoder")] | Annotated[DlrmModel, Tag("dlrm")],
-    Discriminator(family),
-]
+_OfText = Annotated[LlamaModel, Tag("llama")] | Annotated[DecoderModel, Tag("decoder")]
+AnyModel = Annotated[_OfText | Annotated[DlrmModel, Tag("dlrm")], Discriminator(family)]
 """The dimensions of a model of any family; ``llama`` if none is named."""

@@ -176,28 +176,40 @@ class LayerInputs(Part):
     width: Count
 
 
-class Merger(Part):
-    """What makes rows for a decoder of those of a tower: two linears and an activation between them.
+class EndPart(Part):
+    """A part of what stands before the layers of a tower, or behind them: joins rows, then norm, linear, activation.
 
     Attributes
     ----------
     rows
-        Neighbouring rows that become one.
+        Neighbouring rows that become one, behind each other.
+    pooled
+        Such rows of which the average is one, before that.
+    norm
+        What a norm of these has, if there is one: a ``scale``, a scale and a bias (``both``), or ``none``.
     width
-        Width of the output.
-    inner
-        Width between the linears; default: that of the rows that became one.
-    biases
-        Whether both have biases.
-    further
-        Number of further ones that take the output of earlier layers, each behind a norm (DeepStack, arXiv 2406.04334).
+        Outputs of a linear; default: there is none.
+    taken
+        Elements of which that makes a row, if not those of a row: where a convolution takes more, or of what comes in.
+    bias
+        Whether it has a bias.
+    activation
+        Whether one follows (``plain``), perhaps of a product with a second linear (``gated``).
     """
 
-    rows: Few
-    width: Count
-    inner: Count | None = None
-    biases: StrictBool = True
-    further: FewOrNone = 0
+    rows: Few = 1
+    pooled: Few = 1
+    norm: Literal["scale", "both", "none"] | None = None
+    width: Count | None = None
+    taken: Count | None = None
+    bias: StrictBool = True
+    activation: Literal["plain", "gated"] | None = None
+
+    def _check(self) -> None:
+        of_linear = self.model_fields_set & {"taken", "bias"} or self.activation == "gated"
+        fits = not of_linear and (self.rows * self.pooled > 1 or self.norm or self.activation)
+        must, do = "a part does something; taken, bias and a gate are of a linear", "add width, or remove it"
+        require(self.width or fits, must, "no linear", "width", do=do)
 
 
 class SharedBlocks(Part):

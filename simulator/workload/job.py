@@ -308,9 +308,8 @@ class JobDocument(Document):
         if work is None or count is None or (work.graph and ranks > 1):
             return None
         handled = int(count * program.runs * ranks // work.ranks)
-        if program.samples is None:
-            return handled
-        return handled * program.samples // (work.sequences * (ranks // work.ranks))  # what pads the batches is no work
+        of_run = work.sequences * (ranks // work.ranks)  # what pads the batches is no work
+        return handled if program.samples is None else handled * program.samples // of_run
 
     def lag(self, edge: JobEdge) -> int:
         """Return how many rounds before it is read what an edge hands over was written."""

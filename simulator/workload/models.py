@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa
-from simulator.workload.feed_forwards import Dense, FeedForward, LayerInputs, Merger, SharedBlocks
+from simulator.workload.feed_forwards import Dense, EndPart, FeedForward, LayerInputs, SharedBlocks
 
 
 def family(model: object) -> object:
@@ -54,9 +54,8 @@ class Other(Part):
         return layer in range(self.start, self.stop or layer + 1, self.every)
 
     def _check(self) -> None:
-        does = self.attention is not None or self.feed_forward is not None
-        must, do = "other layers have another attention or feed_forward", "add one, or remove the entry"
-        require(does, must, "neither", do=do)
+        does, must = self.attention or self.feed_forward, "other layers have another attention or feed_forward"
+        require(does is not None, must, "neither", do="add one, or remove the entry")
 
 
 MOST_OTHERS = 100
@@ -109,21 +108,16 @@ class DecoderModel(Part):
     head_biases
         Which of the output projection (``lm``) and that linear (``transform``) have a bias.
     stem
-        In place of an embedding, elements of which its linears, in turn, make a row: of a patch, or of a convolution.
-    stem_rows
-        Rows of one linear of the stem that become one for the next, for each but the last.
-    stem_widths
-        Outputs of each but the last; default: the width of the residual.
-    stem_bias
-        Whether these have a bias; ``inner``: all but the last.
+        In place of an embedding, part by part what makes rows of numbers: of patches, or of what convolutions take.
     registers
         Learned rows before those of a sequence, which counts them (the class token of ViT, arXiv 2010.11929).
     encoded
         Rows of an encoder's output, as wide as the residual, that layers attend to between their halves (see `across`).
     head
         Whether logits are made of the output.
-    merger
-        What makes the output of a tower, without a head.
+    mergers
+        What makes each output of a tower, without a head, part by part: rows for a decoder, without registers; those
+        behind the first take the output of earlier layers (DeepStack, arXiv 2406.04334).
     residuals
         Residuals of a token; before each part and behind the last one a sum of them, whose weights are made of all, is
         what goes in, and what comes out joins each (hyper-connections, arXiv 2409.19606; DeepSeek-V4).
@@ -162,14 +156,11 @@ class DecoderModel(Part):
     final_norm: StrictBool = True
     head_transform: StrictBool = False
     head_biases: tuple[Literal["lm", "transform"], ...] = ()
-    stem: Annotated[tuple[Count, ...], Field(max_length=4)] = ()
-    stem_rows: Few | Annotated[tuple[Few, ...], Field(max_length=3)] = 1
-    stem_widths: Annotated[tuple[Count, ...], Field(max_length=3)] = ()
-    stem_bias: StrictBool | Literal["inner"] = True
+    stem: tuple[EndPart, ...] = Field((), max_length=16)
     registers: FewOrNone = 0
     encoded: CountOrNone = 0
     head: StrictBool = True
-    merger: Merger | None = None
+    mergers: tuple[tuple[EndPart, ...], ...] = Field((), max_length=100)
     residuals: Few = 1
     mixed: StrictBool = True
     predicted: StrictBool = False
@@ -233,12 +224,7 @@ class DecoderModel(Part):
         must, do = "parallel parts have a norm before each, or share one", "set norms to before or shared, or parallel"
         fits = self.norms in (("before", "shared") if self.parallel else ("before", "both", "after", "sum"))
         require(fits, must, self.norms, "norms", do=do)
-        must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
-        fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.merger))
-        require(fits, must, "neither, or both", "vocabulary", do=do)
-        must, do = "a tied embedding has the rows of the vocabulary", "set it to false"
-        found = f"{self.embedding_rows or 0:,} rows for {self.vocabulary:,}"
-        require(not (self.embedding_rows and self.tied_embeddings), must, found, "tied_embeddings", do=do)
+        self._check_ends()
         alone = self.norms == ("both" if self.predicted else "before") and not self.parallel and not self.encoded
         alone &= self.head and all(part.beside is None for part, _ in self.kinds)
         must, do = "parts of a layer with residuals have a norm before them, one behind the other", "set residuals to 1"
@@ -273,6 +259,18 @@ class DecoderModel(Part):
             must, found = "other layers are some of the model's", f"none from {other.start} on"
             do = f"correct start and stop; there are {self.layers} layers"
             require(any(map(other.holds, range(self.layers))), must, found, "others", str(index), do=do)
+
+    def _check_ends(self) -> None:
+        must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
+        fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.mergers))
+        require(fits, must, "neither, or both", "vocabulary", do=do)
+        taken = [(part.taken or 0, part.rows, part.pooled) for part in self.stem[:1]] + [(self.hidden, 1, 1)]
+        fits = taken[0][0] > 0 and taken[0][1:] == (1, 1) and {part.width for part in self.stem[-1:]} <= {self.hidden}
+        must, do = "a stem takes what it says, and makes rows as wide as the residual", "correct taken, or width"
+        require(fits, must, "others", "stem", do=do)
+        must, do = "a tied embedding has the rows of the vocabulary", "set it to false"
+        found = f"{self.embedding_rows or 0:,} rows for {self.vocabulary:,}"
+        require(not (self.embedding_rows and self.tied_embeddings), must, found, "tied_embeddings", do=do)
 
     def _check_encoded(self) -> None:
         must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"

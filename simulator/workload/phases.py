@@ -4,13 +4,12 @@ from __future__ import annotations
 
 INFERENCE = ("prefill", "decode")
 _OF_A_LENGTH = ("train", "serve", *INFERENCE)
+_TRAINS = "optimizer lora frozen checkpoint kernels loss_chunks on.optimizer on.tables dtypes.gradients dtypes.router "
+_TRAINS += "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32 dtypes.gradient_copies_fp32"
 _KEYS = {
     _OF_A_LENGTH: "batch sequence replicas outputs steps",
     (*_OF_A_LENGTH, "requests"): "swiglu",
-    (
-        "train",
-    ): "optimizer lora frozen checkpoint kernels loss_chunks on.optimizer on.tables dtypes.gradients dtypes.router "
-    "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32 dtypes.gradient_copies_fp32",
+    ("train",): _TRAINS,
     ("prefill",): "chunk",
     ("decode",): "new_tokens answers on.attention",
     INFERENCE: "kv experts on.experts on.layers",

@@ -31,19 +31,12 @@ class Format(NamedTuple):
 
 _SCALES_OF_256 = {2: 160, 3: 112, 4: 128, 5: 128, 6: 144}
 """Bits of the weights of llama.cpp's ``Q2_K`` to ``Q6_K`` -> bits of the scales of a block (ggml-common.h)."""
-FORMATS = {
-    "fp32": Format(32),
-    "bf16": Format(16),
-    "fp16": Format(16),
-    "fp8": Format(8, (128, 128), 32),
-    "int4": Format(4, (128, 1), 16 + 4),
-    "int4_of_32": Format(4, (32, 1), 16),
-    "mxfp4": Format(4, (32, 1), 8),
-    "nvfp4": Format(4, (16, 1), 8),
-    "nf4": Format(4, (64, 1), 8),
-    "q8_0": Format(8, (32, 1), 16),
-    **{f"q{bits}_k": Format(bits, (256, 1), scales) for bits, scales in _SCALES_OF_256.items()},
-}
+_OF_FOUR = {"int4": (128, 16 + 4), "int4_of_32": (32, 16), "mxfp4": (32, 8), "nvfp4": (16, 8), "nf4": (64, 8)}
+"""Formats of 4 bits -> inputs that share a scale, and its bits."""
+FORMATS = {"fp32": Format(32), "bf16": Format(16), "fp16": Format(16), "fp8": Format(8, (128, 128), 32)}
+FORMATS |= {name: Format(4, (inputs, 1), scales) for name, (inputs, scales) in _OF_FOUR.items()}
+FORMATS |= {f"q{bits}_k": Format(bits, (256, 1), scales) for bits, scales in _SCALES_OF_256.items()}
+FORMATS["q8_0"] = Format(8, (32, 1), 16)
 """By name. ``fp8``: an fp32 scale for each block of 128 x 128 (DeepSeek-V3, README_WEIGHTS.md of the model card).
 ``int4``: an fp16 scale and a 4-bit zero point for 128 inputs of each output (AWQ, arXiv 2306.00978, group size 128).
 ``int4_of_32``: a bf16 scale for 32 inputs (Kimi-K2-Thinking, quantization_config of the model card). ``mxfp4``: an
@@ -126,11 +119,6 @@ class Dtypes(Part):
         must, found = "a matrix that was dequantized multiplies in compute", f"{self.dequantize}, and {self.arithmetic}"
         fits = not self.arithmetic or self.dequantize in (None, "fused")
         require(fits, must, found, "arithmetic", do="remove one of them")
-
-    def check_inference(self) -> None:
-        """Refuse what is saved for a backward that does not come."""
-        must, do = "matrices and inputs are saved for backward in training", "set it to before"
-        require(self.dequantize not in ("saved", "inputs"), must, "inference", "dtypes", "dequantize", do=do)
 
     @property
     def element_bytes(self) -> int:

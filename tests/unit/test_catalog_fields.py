@@ -169,7 +169,7 @@ MODEL = "schema: hosim/workload/1\nname: toy\nmodel: {family: %s, layers: 2, hid
     [
         (
             "decoder",
-            "toy.yaml:3, model.hiden: only known keys stand here, found 'hiden'; use one of family, layers, hidden, vocabulary, attention, feed_forward, others, norms, norm_weights, parallel, positions, segments, embedding_width, embedding_rows, embedding_norm, final_norm, head_transform, head_biases, stem, stem_rows, stem_widths, stem_bias, registers, encoded, head, merger, residuals, mixed, predicted, laurel, layer_inputs, shared, causal, tied_embeddings (did you mean 'hidden'?)",
+            "toy.yaml:3, model.hiden: only known keys stand here, found 'hiden'; use one of family, layers, hidden, vocabulary, attention, feed_forward, others, norms, norm_weights, parallel, positions, segments, embedding_width, embedding_rows, embedding_norm, final_norm, head_transform, head_biases, stem, registers, encoded, head, mergers, residuals, mixed, predicted, laurel, layer_inputs, shared, causal, tied_embeddings (did you mean 'hidden'?)",
         ),
         (
             "lama",

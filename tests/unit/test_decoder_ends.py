@@ -7,6 +7,7 @@ vocabulary; queries have 24 elements, keys and values 12.
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from trained import LAYOUTS, by_op, flops, saved_bytes, sizes
 
 from simulator.builders import build_job
+from simulator.builders.specs import specs
 from simulator.errors import ConfigError
 from simulator.workload import DecoderModel, Workload
 
@@ -249,13 +251,18 @@ def test_tokens_of_an_encoder_see_both_sides(window: int | None) -> None:
     assert flops(graph, "prefill", "attention") == LAYERS * BATCH * pairs * 4 * PAIR
 
 
+TWO = [{"rows": 4, "width": 4 * H, "activation": "plain"}, {"width": 10}]
+"""A merger of two linears and an activation between them."""
+
+
 def tower(phase: str = "prefill", **more: Any) -> Workload:
-    model = {"vocabulary": 0, "head": False, "causal": False, "stem": [30], "registers": 2, "positions": 8}
-    return workload("", phase, model=model | {"merger": {"rows": 4, "width": 10, "further": 1}} | more)
+    model = {"vocabulary": 0, "head": False, "causal": False, "stem": [{"taken": 30, "width": H}], "positions": 8}
+    model |= {"mergers": [TWO, [TWO[0] | {"norm": "scale"}, TWO[1]]], "registers": 4}
+    return workload("", phase, model=model | more)
 
 
 def test_a_tower_by_hand() -> None:
-    """Patches become rows, two learned ones stand before them, and four become one for the decoder."""
+    """Patches become rows, learned ones stand before them, and four become one for the decoder, without the learned."""
     found, patches, merged, wide = tower(registers=0), T, T // 4, 4 * H
     merger = wide * wide + wide + wide * 10 + 10
     rows = 30 * H + H + 8 * H
@@ -264,18 +271,20 @@ def test_a_tower_by_hand() -> None:
     linear = 2 * (patches * 30 * H + T * LAYERS * (ATTENTION + 3 * H * F) + 2 * merged * (wide * wide + wide * 10))
     assert flops(graph, "prefill", "matmul") == linear
     assert [graph.tensors[t].size_bytes for t in graph.outputs] == [2 * merged * 10] * 2
-    fewer = flops(build(tower()), "prefill", "matmul")
-    assert linear - fewer == 2 * 2 * BATCH * 30 * H  # registers are rows that no patch makes
+    fewer, gone = flops(build(tower()), "prefill", "matmul"), 4 * BATCH
+    assert linear - fewer == 2 * gone * 30 * H + 2 * 2 * gone // 4 * (wide * wide + wide * 10)
     trained = build(tower("train"))
-    assert flops(trained, "backward", "matmul") == 2 * fewer - 2 * (T - 2 * BATCH) * 30 * H
+    assert flops(trained, "backward", "matmul") == 2 * fewer - 2 * (T - gone) * 30 * H
     given = {name: size for name, size in sizes(trained, "input").items() if name.endswith(".grad")}
-    assert list(given.values()) == [2 * merged * 10] * 2
+    assert list(given.values()) == [2 * (T - gone) // 4 * 10] * 2
+
+
+CONVOLVED = [{"taken": 3 * 5, "width": H}, {"rows": 2, "taken": 3 * H, "width": H}]
+"""Two rows become one between convolutions that take three each (Whisper)."""
 
 
 def test_convolutions_of_sound_by_hand() -> None:
-    """Two rows become one between the convolutions, which take three taps each (Whisper)."""
-    more: dict[str, Any] = {"merger": None, "registers": 0, "stem": [3 * 5, 3 * H], "stem_rows": 2}
-    graph = build(tower(**more))
+    graph = build(tower(mergers=[], registers=0, stem=CONVOLVED))
     assert flops(graph, "prefill", "matmul") == 2 * T * (2 * 15 * H + 3 * H * H + LAYERS * (ATTENTION + 3 * H * F))
     assert sizes(graph, "input") == {"embed/rows": 2 * 2 * T * 15}
 
@@ -283,9 +292,9 @@ def test_convolutions_of_sound_by_hand() -> None:
 @pytest.mark.parametrize("phase", ["prefill", "train"])
 def test_convolutions_of_widths_of_their_own_by_hand(phase: str) -> None:
     """Sixteen places become four, and these one (Qwen3-Omni); a merger is narrow within (Llama 4)."""
-    more: dict[str, Any] = {"merger": {"rows": 1, "width": 10, "inner": 7, "biases": False}, "registers": 0}
-    more |= {"stem": [9, 9 * 6, 4 * 5], "stem_rows": [4, 4], "stem_widths": [6, 5], "stem_bias": "inner"}
-    found = tower(phase, **more)
+    narrow = [{"width": 7, "bias": False, "activation": "plain"}, {"width": 10, "bias": False}]
+    ends = [{"taken": 9, "width": 6}, {"rows": 4, "taken": 9 * 6, "width": 5}, {"rows": 4, "width": H, "bias": False}]
+    found = tower(phase, mergers=[narrow], registers=0, stem=ends)
     linears = 9 * 6 + 9 * 6 * 5 + 4 * 5 * H + H * 7 + 7 * 10
     rows = linears + 6 + 5 + 8 * H
     assert count(model_of(found)).total == rows + LAYERS * (ATTENTION + 3 * H * F + 2 * H) + H
@@ -295,6 +304,45 @@ def test_convolutions_of_widths_of_their_own_by_hand(phase: str) -> None:
     assert sizes(graph, "input")["embed/rows"] == 2 * 16 * T * 9
     if phase == "train":  # of what comes in there is no gradient
         assert flops(graph, "backward", "matmul") == 2 * products - 2 * T * 16 * 9 * 6
+
+
+LONG: list[dict[str, Any]] = [
+    {"norm": "both"},
+    {"rows": 2, "taken": 5 * H, "width": 6},
+    {"norm": "scale", "activation": "plain"},
+    {"pooled": 2, "width": 8, "bias": False, "activation": "gated"},
+    {"norm": "none", "width": 10},
+]
+"""A norm, a convolution that overlaps, a norm and an activation, a gate behind an average, and a norm of no weights."""
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor": 2}])
+@pytest.mark.parametrize("phase", ["prefill", "train"])
+def test_a_merger_goes_part_by_part(phase: str, options: dict[str, int]) -> None:
+    laid = {"parallel": {"ranks": "all", **options}} if options else {}
+    model = {"vocabulary": 0, "head": False, "causal": False, "stem": [{"taken": 30, "width": H}], "mergers": [LONG]}
+    found = workload("", phase, model=model, **laid)
+    weights = {"0.norm": 2 * H, "1": 5 * H * 6, "1.bias": 6, "2.norm": 6, "3": 6 * 8, "3.gate": 6 * 8, "4": 8 * 10}
+    made = {
+        name: prod(spec.shape)
+        for block, part in specs(model_of(found))
+        if block == "head"
+        for name, spec in part.items()
+    }
+    assert made == {"norm": H} | {f"merge0.{name}": size for name, size in (weights | {"4.bias": 10}).items()}
+    graph = build(found) if not options else build_job(found).graphs[0]
+    each = T // 2 * 5 * H * 6 + T // 4 * (2 * 6 * 8 + 8 * 10)
+    of_merger = [
+        op for op in graph.ops if "/merge0" in op.name and op.phase in (phase, "forward") and not op.collective
+    ]
+    assert sum(op.flops for op in of_merger) == 2 * each // options.get("tensor", 1)
+    if phase == "train":
+        back = sum(op.flops for op in graph.ops if "/merge0" in op.name and op.phase == "backward")
+        assert back == 2 * 2 * each // options.get("tensor", 1)
+        grads = {t.name.removesuffix(".weight.grad") for t in graph.tensors if t.kind == "gradient"}
+        assert {f"head/merge0.{name}" for name in weights} <= grads
+    else:
+        assert [graph.tensors[t].size_bytes for t in graph.outputs] == [2 * T // 4 * 10]
 
 
 @pytest.mark.parametrize("chunk", [3, 4, 8])
@@ -332,6 +380,9 @@ def test_biases_of_distances_are_those_of_the_first_layer() -> None:
     assert sizes(graph, "gradient")["L00/attn.relative.bias.weight.grad"] == 2 * 32 * 4
 
 
+TOWER: dict[str, Any] = {"vocabulary": 0, "head": False, "causal": False, "stem": [{"taken": 8, "width": H}]}
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -343,7 +394,15 @@ def test_biases_of_distances_are_those_of_the_first_layer() -> None:
         ({"model": {"norms": "shared"}}, "parallel parts have a norm before each, or share one"),
         ({"model": {"head_biases": ["transform"]}}, "a bias is that of a linear that the head has"),
         ({"model": {"vocabulary": 0}}, "a model has a vocabulary and perhaps a head, or a stem alone"),
-        ({"model": {"stem": [8]}}, "a model has a vocabulary and perhaps a head, or a stem alone"),
+        ({"model": {"stem": [{"taken": 8, "width": H}]}}, "a model has a vocabulary and perhaps a head, or a stem alo"),
+        ({"model": TOWER | {"stem": [{"width": H}]}}, "a stem takes what it says, and makes rows as wi"),
+        ({"model": TOWER | {"stem": [{"taken": 8, "width": 5}]}}, "a stem takes what it says, and makes rows as wide"),
+        ({"model": TOWER | {"mergers": [[{"rows": 2, "bias": False}]]}}, "a part does something; taken, bias and"),
+        ({"model": TOWER | {"mergers": [[{}]]}}, "a part does something; taken, bias and a gate are"),
+        (
+            {"model": TOWER | {"mergers": [[{"rows": 5}]]}, "phase": "prefill"},
+            "of the rows of a sequence that are no registers each 5 become one, found 8; make it a multiple of 5",
+        ),
         ({"model": {"positions": 7}}, "a sequence is no longer than the table of positions, found 8 of 7"),
         ({"model": {"feed_forward": PLAIN}, "swiglu": "fused"}, "swiglu is of feed-forwards with a gate"),
         ({"model": {"head_biases": ["lm"]}, "loss_chunks": 2}, "a loss in chunks has no bias"),

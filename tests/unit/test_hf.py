@@ -425,7 +425,7 @@ def test_what_is_kept_otherwise_is_refused(said: Any, message: str, folder: Path
 def test_what_counts_otherwise_than_it_is_kept_is_told(folder: Path) -> None:
     """MXFP8 has finer scales than fp8."""
     layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "MXFP8"}}
-    layers |= {f"model.layers.0.mlp.experts.{i}.up_proj": {"quant_algo": "NVFP4"} for i in range(2)}
+    layers |= {f"model.layers.0.mlp.experts.{i}.up_proj": {"quant_algo": "NVFP4"} for i in range(8)}
     mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     found = read(kind("qwen3_moe", **EXPERTS) | {"quantization_config": mixed})
     assert found.workload.dtypes.others == {"L00/attn.q.weight": "fp8", "L00/ffn.up.weight": "nvfp4"}

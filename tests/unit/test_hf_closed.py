@@ -171,6 +171,19 @@ def test_an_indexer_scores_with_rows_where_queries_have_no_latent(tmp_path: Path
         built(config, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("stated", "interval"), [({}, 4), ({"no_rope_layers": None}, 4), ({"no_rope_layer_interval": 3}, 3)]
+)
+def test_layers_without_positions_are_one_an_interval(stated: dict[str, Any], interval: int, tmp_path: Path) -> None:
+    """Of any number of them: the default is no list of the 72 that the published model has."""
+    config = {"model_type": "mistral_large4_text", "num_hidden_layers": 80, **stated}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = hosim.read_hf(tmp_path).workload.model
+    assert isinstance(model, DecoderModel)
+    alone = [i for i in range(80) if getattr(model.layer(i).attention, "qk_rope", None) == 0]
+    assert alone == [*range(interval - 1, 80, interval)]
+
+
 LATENT_MATRICES = HIDDEN * 24 + 24 * 4 * 12 + HIDDEN * 20 + 16 * 4 * 16 + 4 * 8 * HIDDEN
 
 

@@ -133,6 +133,16 @@ def test_a_pattern_that_says_more_is_told(pattern: str, tmp_path: Path) -> None:
     assert found.workload.dtypes.weights == "int4_of_32"
 
 
+@pytest.mark.parametrize("others", [1, 3, 4, 8])
+def test_few_experts_of_a_layer_that_are_left_out_count_like_the_others(others: int, tmp_path: Path) -> None:
+    """Of eight; before, one of them made those of its layer count as computed."""
+    left_out = [f"model.layers.1.mlp.experts.{expert}" for expert in range(others)]
+    found = read("qwen3_moe", FP8 | {"modules_to_not_convert": [*left_out, "lm_head"]}, tmp_path)
+    assert (found.workload.dtypes.others != {}) == (others >= 4)
+    told = f"{others} of 8 experts kept otherwise count like most: 'model.layers.1.mlp.experts.0'."
+    assert (told in found.derived) == (others < 4)
+
+
 @pytest.mark.parametrize("modules", [{"a": 1}, [1], 7])
 def test_modules_are_named_in_a_list(modules: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="modules are named in a list"):
