@@ -1,12 +1,16 @@
 """The records of `tests/bench/measured.py`: their form, what stands on them, and errors that pages state."""
 
 import re
-from statistics import median
+from fnmatch import fnmatch
+from statistics import mean, median
 
 import pytest
 import yaml
 from bench import measured
 from pages import ROOT
+
+import simulator as hosim
+from simulator import catalog
 
 published = measured.published
 RECORDS = published.records()
@@ -136,6 +140,39 @@ def test_a_figure_that_a_scenario_lacks_is_told():
         measured._figure("a, b", row.parts[0], {("static", None): {}})
     with pytest.raises(SystemExit, match="the row is infeasible"):
         measured._figure("a, b", row.parts[0], {("none", None): {"status": "infeasible"}})
+
+
+def has_more_bits(layer, layers):
+    """Whether llama.cpp's quantizer has values and down projections of a layer in 6 bits (`use_more_bits`)."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+MIXED = [(record.record, name, each) for record in RECORDS for name, each in record.shared.items()
+         if re.fullmatch("(mix|tied|down)[0-9][0-9]", name)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "name", "dtypes"), MIXED, ids=lambda part: part if isinstance(part, str) else "")
+def test_matrices_in_6_bits_are_those_that_the_quantizer_chooses(record, name, dtypes):
+    """Each mixture is named by its number of layers; of DeepSeek-V3 only experts are, which its first 3 layers lack."""
+    layers, ops = int(name[-2:]), ["ffn.down"] if name.startswith("down") else ["ffn.down", "attn.v"]
+    for layer in range(3 if name.startswith("down") else 0, layers):
+        for op in ops:
+            is_listed = any(fnmatch(f"L{layer:02}/{op}.weight", pattern) for pattern in dtypes)
+            assert is_listed == has_more_bits(layer, layers), (record, name, layer, op)
+
+
+ADAM = {"deepspeed_zero3": (0.22, 0.51, 1.03, 2.41, 2.57), "eager_pytorch": (1.39, 2.75, 5.71, 11.93, 14.76)}
+"""ZeRO-Offload, arXiv 2101.06840, table 4: seconds of CPU-Adam and of PyTorch's for 1, 2, 4, 8 and 10 B parameters."""
+
+
+@pytest.mark.parametrize("software", ADAM)
+def test_adam_on_a_host_takes_what_its_authors_print(software):
+    loaded = catalog.resolve("zero_offload_v100", {"scenario.software": software, "workload.model.layers": 4})
+    model = loaded.workload.model
+    parameters = 12 * model.layers * model.hidden**2 + model.vocabulary * model.hidden
+    took = hosim.run(loaded, policies=["static"])["static"].summary["host_compute_ns"]
+    printed = mean(seconds / billions for seconds, billions in zip(ADAM[software], (1, 2, 4, 8, 10), strict=True))
+    assert took / parameters == pytest.approx(printed, rel=0.03)
 
 
 @pytest.mark.slow
