@@ -1,9 +1,10 @@
 """``chakra``: a run of a plan as an execution trace of Chakra, whose memory nodes are the plan's copies.
 
-Nodes have ids in issue order, and depend on *all* that they wait for, so that the trace is right at another bandwidth,
-too: a compute on the one before it and on all that makes or frees what it uses, a copy on the copy before it in its
-queue and on what the compute before it waits for (they start together), and each on what frees its room. The latter is
-taken from the order, not from the times, of a replay: what is freed first is what is waited for.
+Nodes have ids in issue order, and depend on *all* that they wait for: a compute on the one before it and on all that
+makes or frees what it uses, a copy on the copy before it in its queue and on what the compute before it waits for (they
+start together), and each on what frees its room. The latter is taken from the order, not from the times, of a replay:
+what is freed first is what is waited for. So the trace is right at another bandwidth, too, as long as room is given
+back in the same order there.
 
 Computes, loads and stores each run one after another, so what a node waits for is a *clock*: the last node of each of
 these queues. As ASTRA-sim counts whole microseconds and whole GB/s, 1 ns is written as 1 us, and sizes fit that.
