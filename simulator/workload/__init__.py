@@ -343,9 +343,9 @@ class Workload(Document):
         must, do = "an encoder has grouped-query attention to all tokens, or to a window", "change it"
         require(model.causal or all(is_plain), must, "another", "model", "attention", do=do)
         patches = self.sequence - model.registers
-        for joined in (prod(part.rows * part.pooled for part in parts) for parts in model.mergers):
-            must = f"of the rows of a sequence that are no registers each {joined} become one"
-            require(patches % joined == 0, must, f"{patches:,}", "sequence", do=f"make it a multiple of {joined}")
+        for joined in (1, *(prod(part.rows * part.pooled for part in parts) for parts in model.mergers)):
+            must = f"a sequence has {model.registers:,} registers, and behind them a multiple of {joined:,} rows"
+            require(patches > 0 == patches % joined, must, f"{self.sequence:,}", "sequence", do="change it")
 
     def _check_encoded(self) -> None:
         """Refuse what an encoder's output does not reach."""

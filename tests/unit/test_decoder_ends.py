@@ -401,7 +401,11 @@ TOWER: dict[str, Any] = {"vocabulary": 0, "head": False, "causal": False, "stem"
         ({"model": TOWER | {"mergers": [[{}]]}}, "a part does something; taken, bias and a gate are"),
         (
             {"model": TOWER | {"mergers": [[{"rows": 5}]]}, "phase": "prefill"},
-            "of the rows of a sequence that are no registers each 5 become one, found 8; make it a multiple of 5",
+            "a sequence has 0 registers, and behind them a multiple of 5 rows, found 8; change it",
+        ),
+        (
+            {"model": TOWER | {"registers": 8}, "phase": "prefill"},
+            "a sequence has 8 registers, and behind them a multiple of 1 rows, found 8; change it",
         ),
         ({"model": {"positions": 7}}, "a sequence is no longer than the table of positions, found 8 of 7"),
         ({"model": {"feed_forward": PLAIN}, "swiglu": "fused"}, "swiglu is of feed-forwards with a gate"),

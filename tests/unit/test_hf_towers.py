@@ -222,6 +222,6 @@ def test_a_sequence_of_a_tower_is_of_whole_rows_for_the_decoder(tmp_path: Path) 
     keys = {"model_type": "paddleocr_vl", "text_config": {"model_type": "ernie4_5"}, "vision_config": vision}
     (tmp_path / "config.json").write_text(json.dumps(keys))
     assert hosim.read_hf(tmp_path, part="vision").workload.sequence == 728
-    must = "--sequence: of the rows of a sequence that are no registers each 4 become one, found 729"
+    must = "--sequence: a sequence has 0 registers, and behind them a multiple of 4 rows, found 729"
     with pytest.raises(ConfigError, match=must):
         hosim.read_hf(tmp_path, part="vision", sequence=729)
