@@ -212,6 +212,8 @@ def _part(outer: dict[str, Any], part: str, where: str) -> tuple[Config, dict[st
     do = f"{CAPTURE}, or choose {' or '.join(has) or 'the decoder: leave --part out'}"
     found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"
     insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
+    found = repr(outer.get("vision_feature_layer", ""))[:60]  # -2 and such, or a list
+    insist("," not in found, f"{where}, vision_feature_layer", "a projector takes one layer's output", found, CAPTURE)
     section = next((f"{key}." for key, value in outer.items() if value is inner), "")
     data = {key: outer[key] for key in _OF_BOTH[-2:] if key in outer} | inner
     c = Config({f"whole.{key}": value for key, value in outer.items()} | data, FAMILIES[name], where, section)

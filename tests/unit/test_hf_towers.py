@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,7 @@ WHOLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "kosmos-2": ("vision", "vision_model", {}, BEHIND),
     "lfm2_vl": ("vision", "vision_tower multi_modal_projector", {}, POOLED),
     "lighton_ocr": ("vision", "vision_encoder vision_projection", {}, ""),
-    "llama4": (
-        "vision",
-        "vision_model multi_modal_projector",
-        {"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096}},
-        "",
-    ),
+    "llama4": ("vision", "vision_model multi_modal_projector", {}, ""),  # which says what each linear takes
     "llava": ("vision", "vision_tower multi_modal_projector", {}, ""),
     "llava_next": ("vision", "vision_tower multi_modal_projector", {"multimodal_projector_bias": False}, ""),
     "llava_onevision": ("vision", "vision_tower multi_modal_projector", {}, ""),
@@ -104,7 +100,7 @@ def test_towers_of_multimodal_models_are_those_of_transformers(name: str, tmp_pa
     part, modules, keys, left_out = WHOLE[name]
     config = hf.CONFIG_MAPPING[name](**STATED.get(name, {}) | keys)
     (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
-    found = hosim.read_hf(tmp_path, part=part, phase="train")  # type: ignore[arg-type]
+    found = hosim.read_hf(tmp_path, part=part, phase="train")
     with torch.device("meta"):
         module = made(name, config)
     named = {path.removeprefix("model.").removeprefix("git."): inner for path, inner in module.named_modules()}
@@ -159,7 +155,7 @@ def test_as_much_work_as_pytorch_runs_on_a_picture(name: str, tmp_path: Path) ->
     text = {"text_config": {"model_type": decoder, **TEXT, **keys}}
     config = hf.CONFIG_MAPPING[name](**{f"{part}_config": {"model_type": tower, **own}}, **text, **more)
     (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
-    workload = hosim.read_hf(tmp_path, part=part, phase="prefill", sequence=rows).workload  # type: ignore[arg-type]
+    workload = hosim.read_hf(tmp_path, part=part, phase="prefill", sequence=rows).workload
     model = made(name, config, attn_implementation="sdpa").eval().float().model
     given: dict[str, Any] = {"pixel_values": torch.zeros(1, 3, 56, 56)}
     if "depth" in own or name == "kimi_k25":
@@ -222,6 +218,19 @@ def test_a_sequence_of_a_tower_is_of_whole_rows_for_the_decoder(tmp_path: Path) 
     keys = {"model_type": "paddleocr_vl", "text_config": {"model_type": "ernie4_5"}, "vision_config": vision}
     (tmp_path / "config.json").write_text(json.dumps(keys))
     assert hosim.read_hf(tmp_path, part="vision").workload.sequence == 728
-    must = "--sequence: a sequence has 0 registers, and behind them a multiple of 4 rows, found 729"
+    must = "--sequence: a sequence has rows behind its 0 registers, a multiple of 4, found 729"
     with pytest.raises(ConfigError, match=must):
         hosim.read_hf(tmp_path, part="vision", sequence=729)
+
+
+def test_a_projector_of_several_layers_is_refused(tmp_path: Path) -> None:
+    """Its first linear takes them side by side; before, one was counted."""
+    for layers, is_read in ((-2, True), ([-2], True), ([-2, -5], False)):
+        stated = hf.CONFIG_MAPPING["llava"](vision_feature_layer=layers).to_json_string(use_diff=False)
+        (tmp_path / "config.json").write_text(stated)
+        with (
+            nullcontext()
+            if is_read
+            else pytest.raises(ConfigError, match="vision_feature_layer: a projector takes one")
+        ):
+            hosim.read_hf(tmp_path, part="vision")
