@@ -8,7 +8,7 @@ gaps and alternatives are read, and no other.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from fnmatch import fnmatchcase, translate
 from math import prod
@@ -169,14 +169,15 @@ def _named(entries: list[str], c: Config, experts: int) -> Callable[[str], objec
     """Return what tells whether a module is one that some entries name, or is in one.
 
     A name stands for what it ends, and for parts of that; a pattern for all that it fits. Of a layer's experts, of
-    which there are so many, most must be named; a few count like the others.
+    which there are so many, all count like most of them.
     """
-    texts, alike = list[str](), Counter(re.sub(r"\bexperts\.\d+", "experts.0", name) for name in dict.fromkeys(entries))
-    few = [name for name, count in alike.items() if re.search(r"\bexperts\.0\b", name) and 2 * count < experts]
-    c.derived += [
-        f"{alike[name]} of {experts:,} experts kept otherwise count like most: {name[:60]!r}." for name in few[:1]
-    ]
-    for entry in (name for name in alike if name not in few):
+    texts, alike = list[str](), defaultdict[str, list[str]](list)
+    for name in dict.fromkeys(entries):
+        alike[re.sub(r"\bexperts\.\d+", "experts.0", name)].append(name)
+    some = {entry: names for entry, names in alike.items() if ".experts.0" in f".{entry}" and len(names) < experts}
+    for names in [*some.values()][:1]:
+        c.derived.append(f"{len(names)} of {experts:,} experts are named: all count like most ({names[0]:.60}).")
+    for entry in (entry for entry in alike if entry not in some or 2 * len(some[entry]) >= experts):
         globs = globs_of(entry[3:]) if entry.startswith("re:") else [entry, "*." + entry][: 2 - ("*" in entry)]
         texts += [translate(_PREFIX.sub("", glob))[:-2] + r"(\..*)?\Z" for glob in globs]
         c.derived += [f"A pattern of modules is not understood, and leaves none out: {entry[:60]!r}."] * (globs == [])

@@ -134,13 +134,15 @@ def test_a_pattern_that_says_more_is_told(pattern: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("others", [1, 3, 4, 8])
-def test_few_experts_of_a_layer_that_are_left_out_count_like_the_others(others: int, tmp_path: Path) -> None:
-    """Of eight; before, one of them made those of its layer count as computed."""
-    left_out = [f"model.layers.1.mlp.experts.{expert}" for expert in range(others)]
+def test_experts_of_a_layer_count_like_most_of_them_and_that_is_told_by_a_name_of_the_file(
+    others: int, tmp_path: Path
+) -> None:
+    """Of eight, of which the last ones are named; before, one of them made those of its layer count as computed."""
+    left_out = [f"model.layers.1.mlp.experts.{expert}" for expert in range(8 - others, 8)]
     found = read("qwen3_moe", FP8 | {"modules_to_not_convert": [*left_out, "lm_head"]}, tmp_path)
     assert (found.workload.dtypes.others != {}) == (others >= 4)
-    told = f"{others} of 8 experts kept otherwise count like most: 'model.layers.1.mlp.experts.0'."
-    assert (told in found.derived) == (others < 4)
+    told = f"{others} of 8 experts are named: all count like most (model.layers.1.mlp.experts.{8 - others})."
+    assert (told in found.derived) == (others < 8)
 
 
 @pytest.mark.parametrize("modules", [{"a": 1}, [1], 7])
