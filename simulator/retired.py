@@ -30,11 +30,12 @@ OPTIONS = {
 """Command -> option that is gone -> the one to say."""
 KEYS = {
     "Claim": {
-        "choices": _BESIDE.format("choices"),
-        "predicts": _BESIDE.format("choices"),
-        "screens": _BESIDE.format("choices"),
-        "selects": _BESIDE.format("choices"),
+        **dict.fromkeys(("choices", "predicts", "screens", "selects"), _BESIDE.format("choices")),
         "unstated": _BESIDE.format("sensitivity"),
+    },
+    "DecoderModel": {
+        **dict.fromkeys(("stem_bias", "stem_rows", "stem_widths"), "write it in a part of stem: bias, rows or width"),
+        "merger": "write mergers: [[{rows: 4, width: 5120, activation: plain}, {width: 3584}]], a list for each output",
     },
     "Frontier": {"field": "write of"},
     "Question": {"field": "write of"},

@@ -61,12 +61,10 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     return whole | (_without_head(c, whole) if whole.get("head", True) and _HEADLESS.search(c.reader) else {})
 
 
-_SIZES = ("rows", "pooled", "width", "taken")
-
-
 def _parts(c: Config, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the parts of an end of a tower, whose sizes are sums of keys and numbers, and whose bias may be a key."""
-    made = [part | {field: c.made(str(words)) for field, words in part.items() if field in _SIZES} for part in parts]
+    sizes = ("rows", "pooled", "width", "taken")
+    made = [part | {field: c.made(str(part[field])) for field in sizes if field in part} for part in parts]
     return [part | ({"bias": c.flag(key)} if isinstance(key := part.get("bias"), str) else {}) for part in made]
 
 
@@ -93,8 +91,7 @@ def _model_of(c: Config) -> dict[str, Any]:
     insist(layers <= 10_000, c.where_is(*PARTS["model"]["layers"]), "a model has at most 10,000 layers", f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     model.update(c.family.model)
-    types = layer_types(c, layers)
-    about = c, types, of_layers(c, layers), hidden
+    about = c, layer_types(c, layers), of_layers(c, layers), hidden
     parts = {"attention": _attentions(*about), "feed_forward": _feed_forwards(*about)}
     others: list[dict[str, Any]] = []
     for part, (kinds, of_layer) in parts.items():

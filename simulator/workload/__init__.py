@@ -344,7 +344,7 @@ class Workload(Document):
         require(model.causal or all(is_plain), must, "another", "model", "attention", do=do)
         patches = self.sequence - model.registers
         for joined in (1, *(prod(part.rows * part.pooled for part in parts) for parts in model.mergers)):
-            must = f"a sequence has {model.registers:,} registers, and behind them a multiple of {joined:,} rows"
+            must = f"a sequence has rows behind its {model.registers:,} registers, a multiple of {joined:,}"
             require(patches > 0 == patches % joined, must, f"{self.sequence:,}", "sequence", do="change it")
 
     def _check_encoded(self) -> None:

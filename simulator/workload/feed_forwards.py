@@ -182,15 +182,15 @@ class EndPart(Part):
     Attributes
     ----------
     rows
-        Neighbouring rows that become one, behind each other.
+        Neighbouring rows that become one, side by side.
     pooled
-        Such rows of which the average is one, before that.
+        Neighbouring rows of which the average is taken, before rows are joined.
     norm
-        What a norm of these has, if there is one: a ``scale``, a scale and a bias (``both``), or ``none``.
+        What a norm of these has, if there is one: a ``scale``, a scale and a bias (``both``), or ``none`` of them.
     width
         Outputs of a linear; default: there is none.
     taken
-        Elements of which that makes a row, if not those of a row: where a convolution takes more, or of what comes in.
+        Inputs of the linear, if they are not the elements of a row: of the first part of a stem, or of a convolution.
     bias
         Whether it has a bias.
     activation

@@ -160,7 +160,7 @@ class DecoderModel(Part):
     registers: FewOrNone = 0
     encoded: CountOrNone = 0
     head: StrictBool = True
-    mergers: tuple[tuple[EndPart, ...], ...] = Field((), max_length=100)
+    mergers: tuple[Annotated[tuple[EndPart, ...], Field(min_length=1)], ...] = Field((), max_length=100)
     residuals: Few = 1
     mixed: StrictBool = True
     predicted: StrictBool = False
@@ -264,10 +264,13 @@ class DecoderModel(Part):
         must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
         fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.mergers))
         require(fits, must, "neither, or both", "vocabulary", do=do)
-        taken = [(part.taken or 0, part.rows, part.pooled) for part in self.stem[:1]] + [(self.hidden, 1, 1)]
-        fits = taken[0][0] > 0 and taken[0][1:] == (1, 1) and {part.width for part in self.stem[-1:]} <= {self.hidden}
-        must, do = "a stem takes what it says, and makes rows as wide as the residual", "correct taken, or width"
-        require(fits, must, "others", "stem", do=do)
+        first, last = self.stem[:1], self.stem[-1:]
+        must = "a stem's first part says what it takes and joins no rows, its last makes rows as wide as the residual"
+        texts = [f"taken {part.taken}, rows {part.rows}, width {part.width}" for part in dict.fromkeys((*first, *last))]
+        is_made = not first or (
+            first[0].taken and first[0].rows * first[0].pooled == 1 and last[0].width == self.hidden
+        )
+        require(bool(is_made), must, "; ".join(texts), "stem", do="correct the first part, or the last")
         must, do = "a tied embedding has the rows of the vocabulary", "set it to false"
         found = f"{self.embedding_rows or 0:,} rows for {self.vocabulary:,}"
         require(not (self.embedding_rows and self.tied_embeddings), must, found, "tied_embeddings", do=do)
