@@ -188,7 +188,8 @@ FIGURES = registered(
     Figure("period_ns", "ns", "time of a period", "The time of so many steps: so many times the mean.", of="ranks"),
     Figure("collective_ns", "ns", "collectives", "Time of the step with a collective of the rank under way.",
            of="ranks"),
-    Figure("collective_fraction", "share", "share of collectives", "`collective_ns` by `step_ns`.", of="ranks"),
+    Figure("collective_fraction", "share", "share of collectives", "Masked or not: `collective_ns` by `step_ns`.",
+           of="ranks"),
     Figure("communication_fraction", "share", "communication", "Communication that is not masked: waits of the "
            "slowest rank for peers and collectives (`wait_peer_ns`, `wait_collective_ns`) as a share of `step_ns`.",
            of="ranks"),

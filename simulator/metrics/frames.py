@@ -143,8 +143,7 @@ class Frames:
 
     def _ranks(self) -> Columns:
         rows = self._rows()
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {name: [row.get(name) for row in rows] for name in names}
+        return {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
 
     def _joined(self, make: Callable[[Graph, Hardware, Trace], Columns], keys: tuple[str, ...]) -> Columns:
         """Join the tables of all simulated ranks, sorted by these columns, the last of which counts most."""

@@ -79,8 +79,9 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
         if persistent:
             name, size = ("weights", weights) if weights else ("persistent tensors", persistent)
             card[name] = human(size, "B") + whose, {"weight_bytes": weights, "persistent_bytes": persistent}
-    if work is not None and work.decoder is not None and work.phase != "train" and work.decoder.decoder.causal:
-        card["KV cache"] = _cache(work.decoder.decoder, work)
+    model = work.decoder.decoder if work is not None and work.decoder is not None and work.phase != "train" else None
+    if work is not None and model is not None and model.causal and model.head:
+        card["KV cache"] = _cache(model, work)
     if job is not None:
         card |= _arithmetic(alone or job, 1 if alone else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
