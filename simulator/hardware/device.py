@@ -74,9 +74,7 @@ class Compute(Rates):
         return ceil(measured_ns / self._factor)
 
 
-_NUMBER = BeforeValidator(  # or 0.8x
-    lambda text: float(text[:-1]) if fullmatch(r"\d+(\.\d+)?x", str(text)) else text, json_schema_input_type=float | str
-)
+_NUMBER = BeforeValidator(lambda text: float(text[:-1]) if fullmatch(r"\d+(\.\d+)?x", str(text)) else text)  # 0.8x
 Factor = Annotated[float, _NUMBER, Field(gt=0, le=10, strict=True)]
 """How many times as fast: above 10 is no other device of a kind, but a share in percent."""
 

@@ -229,8 +229,9 @@ class Link(Part):
         if after == 0 or after == len(points):
             return points[min(after, len(points) - 1)].fraction
         low, high = points[after - 1], points[after]
-        at, start, end = (math.log(size) for size in (size_bytes, low.size_bytes, high.size_bytes))
-        return low.fraction + (high.fraction - low.fraction) * ((at - start) / (end - start))
+        span = math.log(high.size_bytes) - math.log(low.size_bytes)
+        position = (math.log(size_bytes) - math.log(low.size_bytes)) / span
+        return low.fraction + (high.fraction - low.fraction) * position
 
     def _check(self) -> None:
         stated = self.via or "bandwidth_bytes_per_s" in self.model_fields_set
@@ -240,7 +241,8 @@ class Link(Part):
         require(bool(self.via) == bool(self.chunk_bytes), must, found, "chunk", do=do)
         sizes = [point.size_bytes for point in self.efficiency]
         must, found = "the sizes of the curve are above 0 B and increase", ", ".join(f"{size:,} B" for size in sizes)
-        require(0 not in sizes and sizes == sorted(set(sizes)), must, found, "efficiency", do="sort the points")
+        increase = 0 not in sizes and sizes == sorted(set(sizes))
+        require(increase, must, found, "efficiency", do="sort the points")
 
 
 class Bus(Part):
