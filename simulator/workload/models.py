@@ -264,13 +264,11 @@ class DecoderModel(Part):
         must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
         fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.mergers))
         require(fits, must, "neither, or both", "vocabulary", do=do)
-        first, last = self.stem[:1], self.stem[-1:]
-        must = "a stem's first part says what it takes and joins no rows, its last makes rows as wide as the residual"
-        texts = [f"taken {part.taken}, rows {part.rows}, width {part.width}" for part in dict.fromkeys((*first, *last))]
-        is_made = not first or (
-            first[0].taken and first[0].rows * first[0].pooled == 1 and last[0].width == self.hidden
-        )
-        require(bool(is_made), must, "; ".join(texts), "stem", do="correct the first part, or the last")
+        if self.stem:
+            first, last = self.stem[0], self.stem[-1]
+            must = "a stem's first part says what it takes, and joins no rows; its last is as wide as the residual"
+            is_made = bool(first.taken) and first.rows * first.pooled == 1 and last.width == self.hidden
+            require(is_made, must, f"taken {first.taken}, rows {first.rows}, width {last.width}", "stem")
         must, do = "a tied embedding has the rows of the vocabulary", "set it to false"
         found = f"{self.embedding_rows or 0:,} rows for {self.vocabulary:,}"
         require(not (self.embedding_rows and self.tied_embeddings), must, found, "tied_embeddings", do=do)
