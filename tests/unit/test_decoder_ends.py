@@ -396,7 +396,7 @@ TOWER: dict[str, Any] = {"vocabulary": 0, "head": False, "causal": False, "stem"
         ({"model": {"vocabulary": 0}}, "a model has a vocabulary and perhaps a head, or a stem alone"),
         ({"model": {"stem": [{"taken": 8, "width": H}]}}, "a model has a vocabulary and perhaps a head, or a stem alo"),
         ({"model": TOWER | {"stem": [{"width": H}]}}, f"joins no rows; .* found taken None, rows 1, width {H}"),
-        ({"model": TOWER | {"stem": [{"taken": 8, "width": 5}]}}, "its last is as wide as the residual, found taken 8, rows 1, width 5"),
+        ({"model": TOWER | {"stem": [{"taken": 8, "width": 5}]}}, "as the residual, found taken 8, rows 1, width 5"),
         ({"model": TOWER | {"mergers": [[]]}}, "at least 1 item"),
         ({"model": TOWER | {"stem_rows": 2}}, "found 'stem_rows'; write it in a part of stem: bias, rows or width"),
         ({"model": TOWER | {"merger": {"rows": 4}}}, "found 'merger'; write mergers:"),
