@@ -13,8 +13,9 @@ from simulator.errors import ConfigError
 from simulator.scenario import Claim, Frontier, Scenario
 from simulator.scenario.question import Question
 from simulator.units import FieldError
+from simulator.workload import DecoderModel
 
-PARTS = {part.__name__: part for part in (Claim, Frontier, Question, Scenario)}
+PARTS = {part.__name__: part for part in (Claim, DecoderModel, Frontier, Question, Scenario)}
 
 
 @pytest.mark.parametrize("name", retired.COMMANDS)
