@@ -155,12 +155,6 @@ class InvariantError(HosimError):
     """A trace breaks a law: a bug in hosim, never the user's fault."""
 
 
-def system_message(error: OSError) -> str:
-    """Return the operating system's message, with the file if it names one."""
-    message = error.strerror or str(error) or type(error).__name__
-    return f"{message}: {error.filename}" if error.filename else message
-
-
 @dataclass(frozen=True, slots=True)
 class Shortfall:
     """A demand that exceeds a capacity, and the changes that would help.

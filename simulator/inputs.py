@@ -87,9 +87,10 @@ def opened(path: Path, *, is_raw: bool = False) -> Iterator[BinaryIO]:
         If it is not a file, cannot be read, or is truncated.
     """
     try:
-        do = "correct the path; hosim downloads nothing"
-        do = f"save it in a file, or import it as {STDIN}, standard input" if no_file(path) == _PIPE else do
-        insist(path == STDIN or isfile(path), shown(path), "an input is a file", no_file(path), do)
+        if path != STDIN and not isfile(path):
+            kind, do = no_file(path), f"save it in a file, or import it as {STDIN}, standard input"
+            do = do if kind == _PIPE else "correct the path; hosim downloads nothing"
+            raise ConfigError(shown(path), "an input is a file", kind, do)
         place = from_stdin() if path == STDIN else path
         with place.open("rb") as file:
             is_packed = not is_raw and file.read(2) == b"\x1f\x8b"

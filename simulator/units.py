@@ -90,10 +90,8 @@ class FieldError(ValueError):
         """
         is_of_two = re.fullmatch(r"\w+ (divides|is at most) \w+", self.must)
         used = {name: other for name, other in names.items() if is_of_two or "_" in name}
-        must, found, do = (
-            re.sub(r"\w+", lambda word: used.get(word[0], word[0]), text) for text in (self.must, self.found, self.do)
-        )
-        return ConfigError(where, must, found, do)
+        words = self.must, self.found, self.do
+        return ConfigError(where, *(re.sub(r"\w+", lambda word: used.get(word[0], word[0]), text) for text in words))
 
 
 def require(holds: object, must: str, found: object, *path: str, do: str = "correct it") -> None:

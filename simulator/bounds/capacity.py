@@ -81,7 +81,12 @@ def infeasible(
         The largest gap between demand and capacity, the largest residents, the levers and the room that is needed;
         None if all needs are met.
     """
-    if _fits_at_once(graph, hardware, homes, budget_bytes):
+    rooms, at_home = [tier.usable_bytes for tier in hardware.tiers.values()], Counter[int]()
+    rooms[hardware.compute_tier_id] = budget_bytes
+    for tensor, home in zip(graph.tensors, homes, strict=True):
+        at_home[home] += tensor.size_bytes
+    # no need is larger than what is live at a time
+    if all(at_home[tier] <= room for tier, room in enumerate(rooms)) and live_bytes(graph).max() <= budget_bytes:
         return None
     fit = GraphNeeds(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
     if not fit.short:
@@ -93,15 +98,6 @@ def infeasible(
     demand, capacity = worst.demand_bytes, int(worst.capacity_bytes)
     tier, levers = hardware.tier_names[worst.tier], (*fit.free_advice(), *fit.cut_advice())
     return Shortfall(tier, demand, capacity, moment, fit.largest(worst), levers, fit.rooms(), full)
-
-
-def _fits_at_once(graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes: int | float) -> bool:
-    """Tell whether homes fit, and all that is live at a time does in the compute tier: no need is larger than that."""
-    rooms, at_home = [tier.usable_bytes for tier in hardware.tiers.values()], Counter[int]()
-    rooms[hardware.compute_tier_id] = budget_bytes
-    for tensor, home in zip(graph.tensors, homes, strict=True):
-        at_home[home] += tensor.size_bytes
-    return all(at_home[tier] <= room for tier, room in enumerate(rooms)) and live_bytes(graph).max() <= budget_bytes
 
 
 @dataclass(eq=False)

@@ -228,7 +228,8 @@ def _attend(t: Tape, heads: Heads) -> str:
             t.add_gradients([x], [grad], f"{name}.{letter}")
 
     t.record(context, back)
-    _train_indexer(t, heads, context, statistics)
+    if any(map(t.wants, heads.scoring)):
+        _train_indexer(t, heads, context, statistics)
     return context
 
 
@@ -292,11 +293,9 @@ def _chosen(t: Tape, index: tuple[str, ...], most: int, flops: int) -> tuple[str
 
 
 def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
-    """Train an indexer, unless it is frozen: it learns to score tokens as all heads together attend to them."""
-    taught, layout, attention = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.whole_attention
-    indexer = None if isinstance(attention, Recurrent) else attention.indexer
-    if not taught or not indexer:
-        return
+    """Train an indexer: it learns to score tokens as all heads together attend to them."""
+    taught, layout = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout
+    indexer = cast(Indexer, cast(Gqa | Mla | Mqa, t.whole_attention).indexer)
     each, pairs = indexer.heads * indexer.head_size, heads.scored or heads.pairs
     most = t.spread[heads.chosen[0]].width if heads.chosen else min(indexer.top, t.workload.sequence)
 

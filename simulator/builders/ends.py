@@ -27,7 +27,12 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     Its gradient is scattered into that of the table: a fresh one is written as a whole, another gets the rows added.
     """
     t.block = "embed"
-    x = _stem(t) if t.model.stem else _look_up(t, tokens)
+    if t.model.stem:  # rows of numbers, those of a picture or of sound
+        rows = _patches(t) * prod(part.rows * part.pooled for part in t.model.stem)
+        x = t.given(f"{t.micro}embed/rows", t.model.stem[0].taken or 0, rows)
+        x = t.to(_through(t, x, ends(t.model)["stem"]), t.residual)
+    else:
+        x = _look_up(t, tokens)
     is_late = t.model.head_transform  # what joins the embedding is as narrow
     x = t.linear("in", x) if t.model.embedding_width and not is_late else x
     for name in TABLES:
@@ -49,13 +54,6 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
 def _patches(t: Tape) -> int:
     """Return how many rows are no registers."""
     return t.rows[0] - t.rows[0] // t.workload.sequence * t.model.registers
-
-
-def _stem(t: Tape) -> str:
-    """Make rows of numbers, those of a picture or of sound."""
-    rows = _patches(t) * prod(part.rows * part.pooled for part in t.model.stem)
-    x = t.given(f"{t.micro}embed/rows", t.model.stem[0].taken or 0, rows)
-    return t.to(_through(t, x, ends(t.model)["stem"]), t.residual)
 
 
 def _through(t: Tape, x: str, parts: Parts) -> str:

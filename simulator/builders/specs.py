@@ -243,8 +243,8 @@ def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     norms = _norms(model, ["q_norm", "k_norm"][: 2 - gqa.reuses] if gqa.qk_norms else [], gqa.head_size)
     if gqa.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
-    sinks = _sinks(gqa)
-    sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
+    of_heads = _of_heads(h, gqa)
+    of_heads |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
     if indexer := gqa.indexer:
         widths = {"index.q": indexer.heads * indexer.head_size, "index.k": indexer.head_size}
         for name, width in widths.items():
@@ -252,16 +252,13 @@ def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     columns = {"q": Spec((h, q), _COLUMN)} | ({} if gqa.reuses else {"k": of_k})
     columns |= {"v": of_v} if gqa.values == "own" and not gqa.reuses else {}
     biased = {*gqa.biases, "gate"} if "q" in gqa.biases and gqa.gate == "elements" else gqa.biases  # it is a part of q
-    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, biased)
+    return _biases(columns | norms | of_heads | {"o": Spec((gqa.width, h), _ROW)}, biased)
 
 
-def _sinks(part: Gqa | Mla | Mqa) -> Specs:
-    return {"sinks": _norm(part.heads, TENSOR)} if part.sink_logits else {}
-
-
-def _gate(h: int, part: Gqa | Mla) -> Specs:
-    widths = {"elements": part.width, "heads": part.heads}
-    return {"gate": Spec((h, widths[part.gate]), _COLUMN)} if part.gate else {}
+def _of_heads(h: int, part: Gqa | Mla) -> Specs:
+    widths, sinks = {"elements": part.width, "heads": part.heads}, {"sinks": _norm(part.heads, TENSOR)}
+    gate = {"gate": Spec((h, widths[part.gate]), _COLUMN)} if part.gate else {}
+    return gate | (sinks if part.sink_logits else {})
 
 
 def _recurrent(h: int, part: Recurrent) -> Specs:
@@ -324,7 +321,8 @@ def _mqa(h: int, mqa: Mqa) -> Specs:
     specs = _queries(h, mqa, mqa.width, indexer, key) | {"kv_a": Spec((h, size), _WHOLE), "kv_a_norm": _norm(size)}
     specs |= _pool(h, "pool", mqa.pool, size) if mqa.pool else {}
     ends = {"o_a": Spec((mqa.width // mqa.out_groups, outputs), _COLUMN), "o": Spec((outputs, h), _ROW)}
-    return specs | _sinks(mqa) | ends
+    sinks = {"sinks": _norm(mqa.heads, TENSOR)} if mqa.sink_logits else {}
+    return specs | sinks | ends
 
 
 def _pool(h: int, name: str, pool: Pool, width: int) -> Specs:
@@ -341,7 +339,7 @@ def _mla(h: int, mla: Mla) -> Specs:
     if (indexer := mla.indexer) and not indexer.again:  # the key's norm has a weight and a bias
         key = {"index.k": Spec((h, indexer.head_size), _WHOLE), "index.k_norm": _norm(2 * indexer.head_size)}
     specs = _queries(h, mla, mla.heads * (mla.qk_nope + mla.qk_rope), indexer if key else None, key)
-    specs |= _gate(h, mla) | _sinks(mla) | {"kv_a": Spec((h, mla.views * mla.latent), _WHOLE)}
+    specs |= _of_heads(h, mla) | {"kv_a": Spec((h, mla.views * mla.latent), _WHOLE)}
     specs |= {"kv_a_norm": _norm(latent), "k_b": Spec((latent, mla.heads * mla.qk_nope), _COLUMN)}
     specs["v_b"] = Spec((latent, mla.heads * mla.v_head), _COLUMN)
     return specs | {"o": Spec((mla.heads * mla.v_head, h), _ROW)}

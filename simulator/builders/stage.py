@@ -121,7 +121,7 @@ def build(laid: Laid) -> Job:
         starts.append(len(stage.graph))
         _update(stage)
         graph = stage.graph.build(steps=workload.steps)
-        together = pairs(stage.order, workload.parallel)
+        together = pairs(stage.order, workload.parallel) if workload.parallel.woven else ()
         graphs.append(woven(graph, [(starts[turn], starts[turn + 2]) for turn in together]) if together else graph)
     labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
     return Job(workload.name, tuple(graphs), tuple(laid.mesh.positions(("pipeline",))), labels)

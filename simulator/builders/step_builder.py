@@ -11,7 +11,7 @@ from simulator.builders.weights import Laid, replica_axes
 from simulator.graph import HOST, Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
-from simulator.workload import Attention, Gqa, Layer, Mixer
+from simulator.workload import Gqa, Layer, Mixer
 
 _MADE: dict[CollectiveKind | None, str] = {None: "slice", CollectiveKind.ALL_GATHER: "gathered"}
 _MADE |= {CollectiveKind.REDUCE_SCATTER: "scattered", CollectiveKind.ALL_TO_ALL: "exchanged"}
@@ -115,14 +115,13 @@ class StepBuilder:
     @property
     def attention(self) -> Mixer:
         """The attention of the current layer, which has one, with the heads of this rank."""
-        return self._mixer(self.attentions[self.block])
+        part = self.attentions[self.block]
+        return cast(Mixer, part.beside if self.mixer == "state" else part)
 
     @property
     def whole_attention(self) -> Mixer:
         """The same with the heads of all ranks."""
-        return self._mixer(self.layer.attention)
-
-    def _mixer(self, part: Attention) -> Mixer:
+        part = self.layer.attention
         return cast(Mixer, part.beside if self.mixer == "state" else part)
 
     @property

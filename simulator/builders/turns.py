@@ -69,7 +69,7 @@ def turns(parallel: Parallel, stage: int) -> Iterator[Turn]:
 
 def pairs(order: Sequence[Turn], parallel: Parallel) -> list[int]:
     """Return which turns are woven with the one behind: a backward before a forward; in GPipe, each second one."""
-    phases = pairwise(phase for phase, *_ in order) if parallel.woven else ()
+    phases = pairwise(phase for phase, *_ in order)
     is_gpipe = parallel.schedule == "gpipe"
     is_first = [turn % 2 == 0 if is_gpipe else pair == ("backward", "forward") for turn, pair in enumerate(phases)]
     return [*compress(range(len(is_first)), is_first)]

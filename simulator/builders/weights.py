@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from simulator.builders.specs import BATCH, EXPERT, TENSOR, Spec, Specs, blocks, is_own, specs
 from simulator.builders.turns import stage_layers
-from simulator.errors import insist
+from simulator.errors import ConfigError, insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
 from simulator.workload import Attention, DecoderModel, Experts, Gqa, Layer, Lora, Model, Mqa, Recurrent, Workload
@@ -179,14 +179,15 @@ def check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
         for axis, lengths in (("context", {"tokens": workload.sequence}), ("tensor", whole), ("expert", experts)):
             parts, most = getattr(parallel, axis), gcd(*lengths.values(), kv_heads * (axis == "tensor"))
             for name, length in lengths.items():
-                must, found = f"{axis} divides {', '.join(lengths)}", f"{parts}, and {length} {name}"
-                do = would_divide(f"parallel.{axis}", most, parts)
-                insist(length % parts == 0, f"{where}, parallel.{axis}", must, found, do)
-        tensor, found = parallel.tensor, f"{parallel.tensor}, and {kv_heads} kv_heads"
-        must = "tensor divides kv_heads, or is a multiple of them, so that several ranks hold the same one"
-        do = would_divide("parallel.tensor", gcd(*whole.values(), kv_heads), tensor)
-        fits = kv_heads % tensor == 0 or tensor % kv_heads == 0
-        insist(fits, f"{where}, parallel.tensor", must, found, do)
+                if length % parts:
+                    must, found = f"{axis} divides {', '.join(lengths)}", f"{parts}, and {length} {name}"
+                    do = would_divide(f"parallel.{axis}", most, parts)
+                    raise ConfigError(f"{where}, parallel.{axis}", must, found, do)
+        tensor = parallel.tensor
+        if kv_heads % tensor and tensor % kv_heads:
+            must = "tensor divides kv_heads, or is a multiple of them, so that several ranks hold the same one"
+            do = would_divide("parallel.tensor", gcd(*whole.values(), kv_heads), tensor)
+            raise ConfigError(f"{where}, parallel.tensor", must, f"{tensor}, and {kv_heads} kv_heads", do)
     must, found = "a model with tied embeddings has one stage", f"{parallel.pipeline} stages"
     do = "set pipeline to 1, or tied_embeddings to false"
     insist(not model.tied_embeddings or parallel.pipeline == 1, f"{where}, parallel.pipeline", must, found, do)

@@ -36,6 +36,8 @@ KINDS: Mapping[str, type[Document]] = {
     "study": StudyDocument,
 }
 """Kind of document -> its class."""
+_PACKAGE = Path(__file__).parents[1]
+_ROOT = _PACKAGE / "_data" if (_PACKAGE / "_data").is_dir() else _PACKAGE.parent
 _FOLDERS = {
     "hardware": "hardware_profiles",
     "software": "software_profiles",
@@ -129,7 +131,7 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
         If there is no such document, or it has faults; all are listed.
     """
     path = path_of(ref, kind) if kind else _file(Path(ref), "a document is a file")
-    data, is_strict = inputs.whole(path, _LARGEST_BYTES), is_strict or path.is_relative_to(_root())
+    data, is_strict = inputs.whole(path, _LARGEST_BYTES), is_strict or path.is_relative_to(_ROOT)
     entry = _checked(data, path, shown(path), kind, is_strict)
     return _with_workloads(entry, is_strict=is_strict) if isinstance(entry.document, JobDocument) else entry
 
@@ -181,7 +183,7 @@ def measured_ratios() -> Mapping[str, Mapping[str, list[float]]]:
 
     ``python tests/bench/measured.py --ratios`` writes them.
     """
-    path = _root() / _RATIOS
+    path = _ROOT / _RATIOS
     return cast(dict[str, dict[str, list[float]]], compose(path.read_text("utf-8"), shown(path)).data)
 
 
@@ -241,19 +243,15 @@ def _schema_key(model: type[Document]) -> str:
 def _shelf(kind: str) -> dict[str, Path]:
     """Map the names of shipped documents to paths: beside the package in a checkout, inside it in a wheel."""
     others = [
-        _root() / folder for other, folder in _FOLDERS.items() if other != kind and folder.startswith(_FOLDERS[kind])
+        _ROOT / folder for other, folder in _FOLDERS.items() if other != kind and folder.startswith(_FOLDERS[kind])
     ]
-    paths = sorted((_root() / _FOLDERS[kind]).rglob("*.yaml"))
+    paths = sorted((_ROOT / _FOLDERS[kind]).rglob("*.yaml"))
     return {path.stem: path for path in paths if not any(path.is_relative_to(folder) for folder in others)}
 
 
-def _root() -> Path:
-    package = Path(__file__).parents[1]
-    return package / "_data" if (package / "_data").is_dir() else package.parent
-
-
 def _file(path: Path, must: str, do: str = "correct the path") -> Path:
-    insist(isfile(path), shown(path), must, no_file(path), do)
+    if not isfile(path):
+        raise ConfigError(shown(path), must, no_file(path), do)
     return path
 
 

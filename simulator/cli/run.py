@@ -44,11 +44,14 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     The exit code is 1 if an expectation of the scenario fails (--set switches them off), if a row fails
     because its plan is wrong, or if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.catalog import resolve
     from simulator.report.tables import ProgressBar
-    from simulator.run import read, run_case
+    from simulator.run import run_case
+    from simulator.run.case import prepare
     from simulator.run.results import writing
 
-    case, bar, unread = read(scenario, set=more["set"]), ProgressBar(), None
+    case = prepare(resolve(scenario, more["set"]), is_changed=bool(more["set"]))
+    bar, unread = ProgressBar(), None
     policies, what_if = more["policies"] or None, more["what_if"]
     with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages:
         with bar as progress:

@@ -240,7 +240,7 @@ def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> l
             about = (op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
             kind = (op.dynamic, op.duration_ns, op.kind, op.device, *about)
             if kind not in times_ns:  # an op of another layer is often alike
-                times_ns[kind] = duration_ns(expected_op(op, sizes), hardware)
+                times_ns[kind] = duration_ns(expected_op(op, sizes) if op.dynamic else op, hardware)
             return times_ns[kind]
         if collective.group not in groups:
             rule, found = "a collective names a group of its graph", repr(collective.group)

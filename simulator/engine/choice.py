@@ -77,8 +77,12 @@ def run(
         If ranks must be folded and cannot be; or if the compiled engine must run what it does not cover.
     """
     stands_in, switches, name = simulated_for(programs, hardware, fold), switches or Switches(), chosen()
-    on_trial = _folded_on_trial(programs, hardware, stands_in) if fold == "auto" else None
-    for tried in (on_trial or stands_in, stands_in):
+    on_trial = stands_in
+    if fold == "auto" and len({*stands_in}) > 1:  # fewer stand in for all if shared tiers turn out to have room
+        folded = classes(programs)
+        may_fold = len({*stands_in}) > len({*folded}) and not folding_obstacle(programs, hardware, is_tried=True)
+        on_trial = folded if may_fold else stands_in
+    for tried in (on_trial, stands_in):
         replayed: Trace | None = None
         if name != "simpy" and replay.is_built():
             replayed = replay.replay(programs, hardware, budget_bytes, switches, tried, progress)
@@ -90,15 +94,6 @@ def run(
             break
     begin_together = len({program.starts_ns for program in programs}) == 1
     return trace if begin_together else replace(trace, until_ns=_until_ns(trace))
-
-
-def _folded_on_trial(
-    programs: Sequence[Program], hardware: Hardware, stands_in: tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """Return the ranks that stand in for all if shared tiers turn out to have room; None: nothing is to be tried."""
-    folded = classes(programs)
-    may_fold = len({*stands_in}) > len({*folded}) and not folding_obstacle(programs, hardware, is_tried=True)
-    return folded if may_fold else None
 
 
 def _until_ns(trace: Trace) -> int:

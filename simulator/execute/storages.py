@@ -275,7 +275,11 @@ class StepMemory:
 
     def _until(self, is_done: Callable[[], bool], awaited: str, block: HeldStorage | None = None) -> None:
         """Wait until something is done by the copies."""
-        begun, kind = self.device.now(), self._kind_of_wait(block)
+        begun = self.device.now()
+        # the way of the block's last copy, or room, if that link lacks it
+        kind = next((job.kind for job in reversed(block.jobs) if job.kind in self._queues), ROOM) if block else ROOM
+        head = self._queues[IN][0].block if kind == IN else None
+        kind = ROOM if head and not (head.held_bytes or self._fits(head.size_bytes, self._computes)) else kind
         try:
             while not (self._failure or is_done()):
                 # an error that was caught may hold what its step made, in a circle of frames
@@ -290,12 +294,6 @@ class StepMemory:
             self._note(kind, block, 0, *self.waits[-1])
         if self._failure:
             raise self._failure
-
-    def _kind_of_wait(self, block: HeldStorage | None) -> str:
-        """Tell what a wait is for as it begins: the way of the block's last copy, or room, if that link lacks it."""
-        way = next((job.kind for job in reversed(block.jobs) if job.kind in self._queues), ROOM) if block else ROOM
-        head = self._queues[IN][0].block if way == IN else None
-        return ROOM if head and not (head.held_bytes or self._fits(head.size_bytes, self._computes)) else way
 
     def _goes_on(self) -> bool:
         return bool(self._moving) or self._may_start(OUT) or self._may_start(IN)

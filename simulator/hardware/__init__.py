@@ -371,8 +371,11 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
         of = f"tiers.{memories[bus_name]}" if bus_name in memories else f"buses.{bus_name}"
         field, rate = f"{of}.bandwidth", bus.bandwidth_bytes_per_s
         for name in dict.fromkeys(bus.links):
-            if name in hardware.links and _fills(hardware.links[name], bus):
-                tell(f"links.{name}.bandwidth", hardware.links[name].bandwidth_bytes_per_s, field, rate)
+            if (link := hardware.links.get(name)) is None:
+                continue
+            least = min((point.fraction for point in link.efficiency), default=1.0)
+            if link.bandwidth_bytes_per_s * (least / link.servers) >= rate:  # one copy of any size fills the bus
+                tell(f"links.{name}.bandwidth", link.bandwidth_bytes_per_s, field, rate)
         asked, cores = asked_bytes_per_s(hardware, bus), hardware.host_compute
         if asked <= rate and (cores is None or memories.get(bus_name) != cores.tier):
             tell(field, rate, "the sum of its links", asked)
@@ -392,9 +395,3 @@ def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
     return hardware.topology.sharing[bus.scope] * sum(
         math.inf if link is None else link.bandwidth_bytes_per_s for link in links
     )
-
-
-def _fills(link: Link, bus: Bus) -> bool:
-    """Tell whether a single copy of any size fills the bus, on one channel."""
-    least = min((point.fraction for point in link.efficiency), default=1.0)
-    return link.bandwidth_bytes_per_s * (least / link.servers) >= bus.bandwidth_bytes_per_s

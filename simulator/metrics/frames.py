@@ -236,6 +236,7 @@ def _waits(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
     ops = zip(waits["op"].tolist(), waits["step"].tolist(), waits["run"].tolist(), strict=True)
     on = zip(causes, waits["on"].tolist(), strict=True)
     blockers = zip(causes, waits["blocker"].tolist(), strict=True)
+    under_way = [graph.ops if cause in ("collective", "host_compute") else graph.tensors for cause in CAUSES]
     return {
         "rank": waits["rank"],
         "stream": waits["stream"],
@@ -244,7 +245,7 @@ def _waits(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
         "cause": [CAUSES[i] for i in causes],
         "tensor": [tensors[i] for i in waits["tensor"].tolist()],
         "on": [place_name(hardware, cause, i) for cause, i in on],
-        "blocker": [_blocker_name(graph, cause, i) for cause, i in blockers],
+        "blocker": [under_way[cause][i].name if i >= 0 else "" for cause, i in blockers],
         "issue": waits["issue"],
         "start_ns": waits["start_ns"],
         "end_ns": waits["end_ns"],
@@ -259,13 +260,6 @@ def place_name(hardware: Hardware, cause: int, on: int) -> str:
         return f"rank {on}"
     is_tier = CAUSES[cause] in ("capacity", "compaction")
     return hardware.tier_names[on] if is_tier else hardware.link_names[on]
-
-
-def _blocker_name(graph: Graph, cause: int, blocker: int) -> str:
-    """Name the tensor, or the collective or op of the host, that was under way while an op waited; empty if none."""
-    if blocker < 0:
-        return ""
-    return graph.ops[blocker].name if CAUSES[cause] in ("collective", "host_compute") else graph.tensors[blocker].name
 
 
 def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) -> Columns:

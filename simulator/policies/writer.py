@@ -180,10 +180,10 @@ class Writer:
         persistent = (t for t, tensor in enumerate(self.problem.graph.tensors) if tensor.persistent)
         for tensor in sorted(persistent, key=lambda t: self.homes[t] == self._compute_tier):
             home = self.homes[tensor]
-            if self.place(tensor, home) != VALID:
+            if self._state[home][tensor] != VALID:
                 self.move(tensor, home)
-            for tier in range(self._width):
-                if tier != home and self.place(tensor, tier) != ABSENT:
+            for tier, state in enumerate(self._state):
+                if tier != home and state[tensor] != ABSENT:
                     self.detach(tensor, tier)
         for tensor, fields in enumerate(self.problem.graph.tensors):
             if not fields.persistent:

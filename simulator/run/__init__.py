@@ -78,8 +78,12 @@ def run(  # noqa: PLR0913 - what is run, and how
     scenario = scenario_to_run(scenario, hardware, workload, policies)
     must, do = "what_if needs a scenario's own job, not a given one", "leave one of the two out"
     insist(job is None or not what_if, "run", must, "both", do)
+    must, do = "the job of all ranks is a Job", "make it with Job.of(graph)"
+    insist(job is None or isinstance(job, Job), "job", must, f"one {type(job).__name__}", do)
     with using(engine):
-        case = read(scenario, set=with_software(set, software), job=job)
+        loaded = catalog.resolve(scenario, with_software(set, software))
+        is_changed = bool(set) or software is not None
+        case = prepare(replace(loaded, is_job_given=job is not None), job, is_changed=is_changed)
         results = run_case(case, policies, progress, what_if=what_if if job is None else False)
         if what_if is not False:
             results.search(progress or silent)
@@ -119,25 +123,6 @@ def scenario_to_run(
         if isinstance(reference, str | Path):
             refuse_foreign(reference, kind)
     return catalog.scenario_of(str(hardware), str(workload), names_in(policies)) if scenario is None else scenario
-
-
-def read(
-    scenario: catalog.Named,
-    *,
-    set: Mapping[str, Any] | None = None,  # noqa: A002
-    job: Job | None = None,
-) -> Case:
-    """Read and build what all rows share, before anything is decided.
-
-    Parameters
-    ----------
-    scenario, set, job
-        As for `run`.
-    """
-    must, do = "the job of all ranks is a Job", "make it with Job.of(graph)"
-    insist(job is None or isinstance(job, Job), "job", must, f"one {type(job).__name__}", do)
-    loaded = replace(catalog.resolve(scenario, set), is_job_given=job is not None)
-    return prepare(loaded, job, is_changed=bool(set))
 
 
 def run_case(

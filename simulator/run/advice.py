@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from simulator import bounds, catalog
-from simulator.catalog import Axis
+from simulator import bounds
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.policies import static
 from simulator.policies.decide import Policy, decided
@@ -72,15 +71,22 @@ def _enough_room(
     case: Case, decide: Policy, lacking: Mapping[str, int], allocator: AllocatorKind, tell: Tell
 ) -> dict[str, int]:
     """Grow the room by what it lacks until a plan is made and runs; return none if that takes too many tries."""
-    room, tiers, budget_bytes = dict(lacking), case.hardware.tiers, case.loaded.scenario.budget_bytes
+    room, machine, scenario = dict(lacking), case.loaded.hardware, case.loaded.scenario
+    tiers = machine.tiers
     for tries in range(_TRIES):
         tell(tries, _TRIES)
-        least = {name: tiers[name].capacity_for(usable) for name, usable in room.items()}
-        sizes = {f"tiers.{name}.capacity": size for name, size in least.items() if size > tiers[name].capacity_bytes}
-        if budget_bytes is not None and case.hardware.compute_tier in room:
-            sizes["scenario.budget"] = room[case.hardware.compute_tier]
-        point = {Axis(path, (path,), "advice", "B"): size for path, size in sizes.items()}
-        larger = prepare(catalog.at(case.loaded, point), case.job)
+        sizes = {name: tiers[name].capacity_for(usable) for name, usable in room.items()}
+        grown = {
+            name: tiers[name].model_copy(update={"capacity_bytes": size})
+            for name, size in sizes.items()
+            if size > tiers[name].capacity_bytes
+        }
+        budget_bytes = scenario.budget_bytes
+        if budget_bytes is not None:
+            budget_bytes = room.get(machine.compute_tier, budget_bytes)
+        hardware = machine.model_copy(update={"tiers": tiers | grown}) if grown else machine
+        enough = scenario.model_copy(update={"budget_bytes": budget_bytes})
+        larger = prepare(replace(case.loaded, hardware=hardware, scenario=enough), case.job)
         try:
             trace = execute(larger, [decide(task.problem) for task in larger.tasks], allocator=allocator)
         except CapacityError as error:

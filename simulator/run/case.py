@@ -147,11 +147,6 @@ class Case:
         on_machine = self.for_row(row)
         return on_machine, *on_machine.others
 
-    def compares_ways(self, row: str) -> bool:
-        """Return whether the row's policy plans each way and takes the fastest, rather than the first that fits."""
-        entry = POLICIES.get(self.choice(row).policy)
-        return entry is not None and entry.chooses
-
     def choice(self, row: str) -> PolicyChoice:
         """Return the row of the scenario with this name, or else a row of the policy with its default options."""
         by_row = {choice.row: choice for choice in self.loaded.scenario.policies}
@@ -212,8 +207,11 @@ class Case:
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, partial(where, "options"))
         loading = choice.in_place or ("choose" if choice.policy == "static" else "never")
-        decide = partial(woven, decide=partial(entry.function, options=options))
-        return partial(decided, choice, partial(in_place, choice=loading, decide=decide))
+        decide = partial(entry.function, options=options)
+        decide = partial(woven, decide=decide) if any(graph.on_host for graph in self.job.graphs) else decide
+        if any(graph.in_place for graph in self.job.graphs):
+            decide = partial(in_place, choice=loading, decide=decide)
+        return partial(decided, choice, decide)
 
     def _read_plan(self, path: str, name: str, problem: Problem) -> Plan:
         """Read the plan of a graph from its file; ``*`` in the path stands for the graph's name."""
@@ -301,8 +299,9 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
     referee.check_job(job, loaded.hardware)
     check_in_place(loaded, job)
     homes, hardware, scenario = home_ids(loaded, job.graphs), loaded.hardware, loaded.scenario
-    lasting = (with_lasting_outputs(loaded, graph, home) for graph, home in zip(job.graphs, homes, strict=True))
-    job = replace(job, graphs=tuple(lasting))
+    if any(graph.outputs for graph in job.graphs):
+        pairs = zip(job.graphs, homes, strict=True)
+        job = replace(job, graphs=tuple(with_lasting_outputs(loaded, graph, home) for graph, home in pairs))
     room = shares(job, hardware, homes) if job.ranks > 1 else [None]
     draws = RunDraws.of(loaded, job)
     trials, shared = Trials(draws), sharers(job.ranks, hardware) if job.ranks > 1 else {}
@@ -313,7 +312,8 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
     certain = replace(
         job, graphs=tuple(draws.least(graph, job.ranks_of(i)).certain for i, graph in enumerate(job.graphs))
     )
-    team, groups = bounds.Team(certain, hardware, tuple(measured), streams), turns(job, hardware, shared)
+    team = bounds.Team(certain, hardware, tuple(measured), streams)
+    groups = turns(job, hardware, shared) if shared else ()
     rooms, tasks = hardware.rooms(job.ranks, scenario.budget_bytes), list[Task]()
     for i, (graph, home) in enumerate(zip(job.graphs, homes, strict=True)):
         problem = Problem(

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from simulator.errors import ConfigError, import_extra, insist, system_message
+from simulator.errors import ConfigError, import_extra, insist
 from simulator.interrupts import complete
 from simulator.metrics import figure_of
 from simulator.outputs import check_file, written
@@ -195,8 +195,8 @@ def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable
     except BlockingIOError:
         insist(False, str(rows), "one process at a time writes a study", "another one that does", "wait for it")
     except OSError as error:
-        do = "make room, or name another file; rows in the cache are not measured again"
-        raise ConfigError(str(rows), "rows can be written", system_message(error), do) from None
+        found, do = str(error.strerror or error), "make room, or name another file; rows in the cache stay measured"
+        raise ConfigError(str(error.filename or rows), "rows can be written", found, do) from None
 
 
 def _append(file: io.FileIO, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:

@@ -87,16 +87,11 @@ def check_in_place(loaded: Loaded, job: Job) -> None:
         If the scenario has one of these.
     """
     is_allowed, hardware = any(graph.in_place for graph in job.graphs), loaded.hardware
-    must, do = (
-        "kernels read in place over a link that states loads",
-        "add loads to it, or drop in_place of the workload",
-    )
+    must, do = "kernels read in place over a link that states loads", "add loads, or drop in_place of the workload"
     insist(not is_allowed or hardware.loads, f"hardware {hardware.name!r}, links", must, "none that does", do)
     for position, choice in enumerate(loaded.scenario.policies):
-        must, do = (
-            "a row reads in place only tensors that the workload allows",
-            "remove it, or name tensors in the workload's in_place",
-        )
+        must = "a row reads in place only tensors that the workload allows"
+        do = "remove it, or name tensors in the workload's in_place"
         where = loaded.place("policies", str(position), "in_place")
         insist(is_allowed or choice.in_place is None, where, must, "nothing", do)
 
@@ -185,11 +180,11 @@ def turns(job: Job, hardware: Hardware, shared: Mapping[str, int]) -> tuple[int,
     Returns
     -------
     tuple of int
-        Empty if ranks share no link, do not all run the same, or meet: ranks that meet in each step wait for the last
-        one. Also empty in a run of less than three steps: no step that counts has all ranks at work.
+        Empty if ranks do not all run the same, or meet: ranks that meet in each step wait for the last one. Also empty
+        in a run of less than three steps: no step that counts has all ranks at work.
     """
     graph = job.graphs[0]
-    if not shared or len(job.graphs) > 1 or graph.meets or graph.steps < _LEAST_STEPS:
+    if len(job.graphs) > 1 or graph.meets or graph.steps < _LEAST_STEPS:
         return ()
     counts = (*shared.values(), min(job.ranks, hardware.topology.devices_per_node))
     return tuple(groups for groups in _GROUPS if not any(count % groups for count in counts))

@@ -19,6 +19,7 @@ from simulator.catalog import Axis
 from simulator.errors import CapacityError, ConfigError, InvariantError, PlanError, Shortfall
 from simulator.metrics.rows import OF_FIXED, UNBOUNDED, by_place, by_step
 from simulator.plan import Code, Plan, View
+from simulator.policies import POLICIES
 from simulator.policies.decide import Policy
 from simulator.processes import forked
 from simulator.run.advice import advised
@@ -149,8 +150,10 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
         Whether to look for levers if the row does not fit.
     """
     begun_s, rows = monotonic(), list[Result]()
+    entry = POLICIES.get(case.choice(label).policy)
+    compares_ways = entry is not None and entry.chooses  # or takes the first that fits
     for way in case.ways(label):
-        if not rows or not rows[0].is_ok or case.compares_ways(label):
+        if not rows or not rows[0].is_ok or compares_ways:
             rows.append(_row_of(way, label, decide, progress))
             rows.sort(key=lambda row: (not row.is_ok, row.summary.get("step_ns", 0)))
     if case.others and rows[0].is_ok:

@@ -13,7 +13,9 @@ import chain
 import pytest
 
 import simulator as hosim_api
-from simulator.run import read, run_case
+from simulator.catalog import resolve
+from simulator.run import run_case
+from simulator.run.case import prepare
 
 FILES = {
     "hardware.yaml",
@@ -316,7 +318,7 @@ def test_the_same_is_written_wherever_it_is_called(place, folder, tmp_path, monk
 
 
 def test_rows_from_forks_keep_no_tables_and_say_the_same(scenario):
-    whole, forked = (run_case(read(scenario), in_forks=in_forks) for in_forks in (False, True))
+    whole, forked = (run_case(prepare(resolve(scenario)), in_forks=in_forks) for in_forks in (False, True))
     assert forked.json() == whole.json()
     assert {len(row.trace.spans) for row in forked.values() if row.is_ok} == {0}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from stated import SCENARIOS, is_served
 
-from simulator.run import read
-from simulator.run.case import Case
+from simulator.catalog import resolve
+from simulator.run.case import Case, prepare
 from simulator.run.row import rows_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "engine.md"
@@ -39,7 +39,7 @@ def test_it_finds_every_step_of_all_shipped_scenarios_that_it_covers(engine: Any
 
 def _compared(name: str, engine: Any) -> int:
     """Compare all rows that it covers, and count them."""
-    case, compared = read(name), 0
+    case, compared = prepare(resolve(name)), 0
     choices = case.loaded.scenario.policies
     labels = [choice.row for choice in choices if choice.allocator == "ideal" and not choice.set_]
     if not labels or not _is_plain(case):

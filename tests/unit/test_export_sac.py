@@ -15,7 +15,7 @@ from simulator.errors import ConfigError
 from simulator.exporters import to_sac as sac
 from simulator.graph import Job
 from simulator.plan import Actions, Plan
-from simulator.run import read
+from simulator.run.case import prepare
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 dispatch = pytest.importorskip("torch.utils._python_dispatch")
@@ -58,7 +58,7 @@ class Calls(dispatch.TorchDispatchMode):
 def planned(again: str = "", away: str = "", extra: str = ""):
     """The case of the model, and a plan in which forward ops run again in backward, and results go away."""
     graph = hosim.torch.capture(Model(), torch.randn(8, 16)).graph
-    case = read(catalog.scenario_of("h100_sxm", "tiny_train"), job=Job.of(graph))
+    case = prepare(catalog.resolve(catalog.scenario_of("h100_sxm", "tiny_train")), Job.of(graph))
     first = next(i for i, op in enumerate(graph.ops) if op.phase == "backward")
     actions = Actions()
     for i in range(len(graph.ops)):
@@ -168,6 +168,6 @@ def test_what_a_policy_cannot_say_is_refused(tmp_path: Path, about: dict[str, st
     with pytest.raises(ConfigError, match=must):
         sac.write(case, case.tasks[0], plan, tmp_path / "written_policy.py")
     assert not (tmp_path / "written_policy.py").exists()
-    case = read("tiny_train_910c")
+    case = prepare(catalog.resolve("tiny_train_910c"))
     with pytest.raises(ConfigError, match="captured from PyTorch"):
         sac.write(case, case.tasks[0], plan, tmp_path / "written_policy.py")

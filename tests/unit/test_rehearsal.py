@@ -10,8 +10,9 @@ import pytest
 
 import simulator as hosim
 from simulator import engine
+from simulator.catalog import resolve
 from simulator.policies.problem import REHEARSED
-from simulator.run import read
+from simulator.run.case import prepare
 
 pytestmark = pytest.mark.usefixtures("quick_plans")
 
@@ -54,7 +55,7 @@ def test_policies_try_few_steps_and_all_are_run(story, monkeypatch):
 
 def test_a_plan_that_was_tried_takes_what_it_did(story):
     """A lap of a fixed plan leaves to the next what every lap leaves."""
-    case = read(story)
+    case = prepare(resolve(story))
     for label in ("static", "lookahead"):
         few = case.problem.rehearsal
         assert few.graph.steps == REHEARSED
@@ -77,5 +78,5 @@ def test_a_function_of_ones_own_has_all_steps_to_try(story):
 def test_short_runs_are_tried_as_they_are(story):
     job = story.with_name("job.yaml")
     job.write_text(JOB.replace(f"steps: {STEPS}", f"steps: {REHEARSED}"))
-    problem = read(story).problem
+    problem = prepare(resolve(story)).problem
     assert problem.rehearsal is problem

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import simulator as hosim
+from simulator.catalog import resolve
 from simulator.policies import POLICIES
-from simulator.run import read
-from simulator.run.case import execute
+from simulator.run.case import execute, prepare
 
 SCENARIO = "tiny_train_910c"
 
@@ -20,7 +20,7 @@ def plans_are_quick():
 
 
 def test_each_plan_that_is_tried_is_told_while_somebody_listens():
-    case, told = read(SCENARIO), []
+    case, told = prepare(resolve(SCENARIO)), []
     plan = POLICIES["lookahead"].plan(case.problem, {"select_distance": 1, "distance": 1})
     case.problem.replay(plan)
     case.trials.begin(told.append)
@@ -38,7 +38,7 @@ def test_a_run_tells_which_plan_it_tries():
 
 
 def test_what_happened_under_the_fastest_plan_is_known_once():
-    case = read(SCENARIO)
+    case = prepare(resolve(SCENARIO))
     plan = POLICIES["lookahead"].plan(case.problem, {"select_distance": 1, "distance": 1})
     case.trials.begin(lambda number: None)
     case.problem.replay(plan)

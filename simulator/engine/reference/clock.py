@@ -62,7 +62,9 @@ class Clock(simpy.Environment):
 
     def turn(self, phase: int, key: int = 0) -> TurnEvent:
         """Return an event in this phase of the round: in this pass, or in the next one if the phase is over."""
-        base = self._pass_of(phase, self.now)
+        if self._instant != self.now:
+            self._instant, self.base, self.phase = self.now, 0, 0
+        base = self.base + _PASS * (phase < self.phase)
         if phase >= RATES:  # once, after all passes
             base += _ROUND // 2 - base % _ROUND
         return TurnEvent(self, base, phase, key)
@@ -77,12 +79,6 @@ class Clock(simpy.Environment):
             return False
         self._instant, self.base, self.phase = now, 0, phase  # a new start: nothing is left that comes before
         return True
-
-    def _pass_of(self, phase: int, now: int) -> int:
-        """Return the pass of a turn that is asked for now."""
-        if self._instant != now:
-            self._instant, self.base, self.phase = now, 0, 0
-        return self.base + _PASS * (phase < self.phase)
 
     def end_after(self, delay_ns: int) -> simpy.Event:
         """Return the end of what takes so long: in this round, or in the next one if its ends are over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 
 from simulator.cost import UNITS
 from simulator.engine.program import Columns, Program
@@ -48,17 +48,18 @@ class Machine:
         self.clock, self.recorder = Clock(), Recorder(len(shared.stands_in))
         self.network = Network(self.clock)
         self.path = cache(self._path)
-        self._resource = cache(self._new_resource)
+        self._resource = cache(lambda position: self._recorded(*shared.resources[position]))
         self._rooms: dict[int, Room] = {}
         self._position = {rank: position for position, rank in enumerate(shared.ranks)}
         self._communicators = [self._communicator(of) for of in meets]
 
-    def _new_resource(self, position: int) -> SharedResource:
-        bandwidth, bus, instance = self._shared.resources[position]
-        return SharedResource(bandwidth, None if bus == NOTHING else partial(self._record_rate, bus, instance))
+    def _recorded(self, bandwidth: int | float, bus: int, instance: int) -> SharedResource:
+        """Make a resource; the rate of one that is of a bus is recorded."""
 
-    def _record_rate(self, bus: int, instance: int, time_ns: int, bytes_per_s: int) -> None:
-        self.recorder.rates += _rate_row(time_ns, bus, instance, bytes_per_s)
+        def watch(time_ns: int, bytes_per_s: int) -> None:
+            self.recorder.rates += _rate_row(time_ns, bus, instance, bytes_per_s)
+
+        return SharedResource(bandwidth, None if bus == NOTHING else watch)
 
     def _path(self, position: int) -> Path:
         unit, is_even, uses = self._shared.paths[position]

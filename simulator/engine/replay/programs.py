@@ -277,7 +277,8 @@ def machine_columns(shared: Shared, stored: Stored, of_ranks: Mapping[int, Repla
     position = {program: index for index, program in enumerate(dict.fromkeys(programs))}
     for program in position:
         program.add_links(shared, shared.link_paths[programs.index(program)])
-    meetings = _meetings(shared, of_ranks, position)  # which adds to the network
+    meets = any(program.roles.calls for program in position)
+    meetings = _meetings(shared, of_ranks, position) if meets else {}  # which adds to the network
     return {
         **shared.columns, **meetings, **shared.network_columns(),
         "programs": ids(position[program] for program in programs),
@@ -288,8 +289,6 @@ def machine_columns(shared: Shared, stored: Stored, of_ranks: Mapping[int, Repla
 
 def _meetings(shared: Shared, of_ranks: Mapping[int, ReplayedProgram], programs: Iterable[ReplayedProgram]) -> Columns:
     """Return who meets for what, in columns, and tell each program the calls and collectives of its ops."""
-    if not any(program.roles.calls for program in programs):
-        return {}
     hardware, names = shared.hardware, list(shared.hardware.fabrics)
     of_rank = {rank: program.roles for rank, program in of_ranks.items()}
     meets, of_call = shared.meetings(of_ranks)
