@@ -202,10 +202,7 @@ class _Running:
     def _run(self, *, is_measured: bool) -> None:
         before = _in_use(self.step.device) if is_measured else None
         self._come_back()
-        if _CAN_FORGET:  # how much memory the process had in use at most, and an accelerator's allocator gave out
-            _CLEAR.write_text("5", encoding="ascii")
-        if self.step.device.name != "cpu" and _ALLOCATOR_COUNTS:
-            torch.accelerator.reset_peak_memory_stats(self.step.device.name)
+        _forget_most(self.step.device)
         self.losses += [tensor.detach().clone() for tensor in tensors([self._call()])]
         if before:
             more = map(int.__sub__, _in_use(self.step.device, most=True), before)
@@ -316,6 +313,14 @@ def _measured(executed: Sequence[Executed]) -> dict[str, Any]:
         "measured_out_bytes": executed[-1].out_bytes,
         "measured_in_bytes": executed[-1].in_bytes,
     }
+
+
+def _forget_most(device: Processor) -> None:
+    """Count anew how much memory was in use at most: of the process, and as an accelerator's allocator counts it."""
+    if _CAN_FORGET:
+        _CLEAR.write_text("5", encoding="ascii")
+    if device.name != "cpu" and _ALLOCATOR_COUNTS:
+        torch.accelerator.reset_peak_memory_stats(device.name)
 
 
 def _resident_bytes(field: str) -> int:

@@ -208,8 +208,9 @@ class Case:
         options = entry.read_options(choice.options, partial(where, "options"))
         loading = choice.in_place or ("choose" if choice.policy == "static" else "never")
         decide = partial(entry.function, options=options)
-        decide = partial(woven, decide=decide) if any(graph.on_host for graph in self.job.graphs) else decide
-        if any(graph.in_place for graph in self.job.graphs):
+        graphs = [graph for way in (self, *self.others) for graph in way.job.graphs]
+        decide = partial(woven, decide=decide) if any(graph.on_host for graph in graphs) else decide
+        if any(graph.in_place for graph in graphs):
             decide = partial(in_place, choice=loading, decide=decide)
         return partial(decided, choice, decide)
 

@@ -150,10 +150,9 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
         Whether to look for levers if the row does not fit.
     """
     begun_s, rows = monotonic(), list[Result]()
-    entry = POLICIES.get(case.choice(label).policy)
-    compares_ways = entry is not None and entry.chooses  # or takes the first that fits
+    entry = POLICIES.get(case.choice(label).policy)  # which compares all ways, or takes the first that fits
     for way in case.ways(label):
-        if not rows or not rows[0].is_ok or compares_ways:
+        if not rows or not rows[0].is_ok or (entry and entry.chooses):
             rows.append(_row_of(way, label, decide, progress))
             rows.sort(key=lambda row: (not row.is_ok, row.summary.get("step_ns", 0)))
     if case.others and rows[0].is_ok:
