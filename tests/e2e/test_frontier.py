@@ -579,6 +579,7 @@ def test_the_table_is_there_before_what_would_free_a_row_is_searched(hosim, laid
     assert before[0] + rest == printed(freed)
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_what_would_make_its_fastest_row_free(laid, freed):
     wire, room = freed.sentences[-2:]
     assert wire.startswith("static needs links.*.bandwidth ")

@@ -130,6 +130,7 @@ def test_requests_say_nothing_of_it() -> None:
                                  "model": workload(GQA).model.model_dump(mode="json", exclude_unset=True)})  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_blank")
 def test_a_plan_that_reads_in_place_is_a_file_that_runs_and_is_not_exported(
     rows: Any, tmp_path: Path, hosim: Any

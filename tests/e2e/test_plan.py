@@ -49,6 +49,7 @@ def test_plan_writes_a_folder_and_replaces_it(hosim, scenario, tmp_path):
         assert abs(terms - float(row["score"])) < 1e-3 * max(1, abs(terms))
 
 
+@pytest.mark.slow
 def test_a_written_plan_replays_to_the_same_bytes(hosim, scenario, tmp_path):
     assert hosim("plan", scenario, "--out", tmp_path / "planned").code == 0
     text = chain.SCENARIO.replace("- static", "- static\n  - planned/plan.jsonl")

@@ -210,6 +210,7 @@ for said in {said!r}:
 WHAT = "import simulator.execute as module; assert found is module; print('torch' in sys.modules)"
 
 
+@pytest.mark.slow
 def test_modules_are_imported_like_any_others():
     """In processes of their own, as what others have imported before would help; torch itself is not loaded."""
     said = [

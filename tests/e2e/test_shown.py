@@ -55,6 +55,7 @@ def test_the_python_example_runs(namespace):
     assert (namespace["folder"] / "results" / "llama3_8b" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_every_expectation_of_the_first_scenario_holds(first):
     assert first.expectations
     assert [str(e) for e in first.expectations if e.is_broken] == []

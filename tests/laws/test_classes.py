@@ -129,7 +129,7 @@ def test_what_waits_makes_of_an_error_is_bounded(both, row, work):
 CROWD = DRAWN.replace("count: 12", "count: NUMBER")
 CASES = [
     pytest.param(90, "static", "local and global", None, marks=pytest.mark.slow),
-    (30, "on demand", "latent", EXPERTS),
+    pytest.param(30, "on demand", "latent", EXPERTS, marks=pytest.mark.slow),
 ]
 CASES += [
     pytest.param(300, row, name, part, marks=pytest.mark.slow)

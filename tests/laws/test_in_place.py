@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from bounding import limits_alone
-from examples import examples
+from examples import examples, some
 from hypothesis import event, given, settings
 from oracle_cases import Run, loading
 from policy_problems import problem, replay
@@ -118,7 +118,7 @@ def ran_of(policy: str, choice: str, seed: int) -> tuple[Plan, Replay] | None:
 
 @pytest.mark.parametrize("seeds", [(0, 1, 2, 3, 20, 30), pytest.param(range(4, 10), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("choice", ["never", "always", "choose"])
-@pytest.mark.parametrize("policy", ["resident", "static", "reactive", "lookahead", "recompute"])
+@pytest.mark.parametrize("policy", some(["static", "resident", "reactive", "lookahead", "recompute"], 2))
 def test_every_policy_leaves_in_place_what_it_may(policy, choice, seeds, quick_plans):
     """Its plan obeys all laws, never blocks itself, and is no faster than the bound; `choose` is never the slowest.
 

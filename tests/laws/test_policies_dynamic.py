@@ -12,6 +12,7 @@ import pytest
 from digest_cases import DYNAMIC
 from dynamic_cases import DDR, HBM, machine, moe
 from dynamic_strategies import graphs_of, machines
+from examples import some
 from hypothesis import example, given
 from hypothesis import strategies as st
 from policy_problems import replay
@@ -81,7 +82,7 @@ def run(p: Problem, plan: Plan, draws: Draws, switches: Switches | None = None) 
     return trace
 
 
-@pytest.mark.parametrize(("name", "options"), DYNAMIC)
+@pytest.mark.parametrize(("name", "options"), some(DYNAMIC, 3))
 @example(graph=moe(1, 2, size=0, steps=2), origin=DrawsOrigin(distribution="uniform"), seed=0, spare=0)
 @given(graph=graphs, origin=origins, seed=st.integers(0, 9), spare=st.integers(0, 120))
 def test_what_a_policy_issues_runs_in_any_room_that_it_accepts(
@@ -140,7 +141,7 @@ def partly_here(draw: st.DrawFn) -> tuple[Graph, frozenset[int]]:
     return graph, frozenset().union(*layers)
 
 
-@pytest.mark.parametrize(("name", "options"), DYNAMIC)
+@pytest.mark.parametrize(("name", "options"), some(DYNAMIC, 3))
 @given(drawn_graph=partly_here(), origin=origins, hardware=machines())
 def test_what_stays_in_hbm_is_read_late_all_the_same(
     name: str,
@@ -220,7 +221,9 @@ def follow(walk: PlanWalk, issued: Sequence[Code | None], steps: int) -> None:
     walk.finish(steps)
 
 
-@pytest.mark.parametrize(("name", "options"), [one for one in DYNAMIC if one[0] == "hybrid" or "dynamic" in one[1]])
+@pytest.mark.parametrize(
+    ("name", "options"), some([one for one in DYNAMIC if one[0] == "hybrid" or "dynamic" in one[1]], 3)
+)
 @given(graph=graphs, origin=origins, seed=st.integers(0, 9), spare=st.integers(0, 120))
 def test_what_decides_at_run_time_runs_in_any_room_where_homes_are_free(
     name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int

@@ -204,6 +204,7 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_before_anything_runs(tmp
         hosim.serve(loaded(tmp_path, 3))
 
 
+@pytest.mark.slow
 def test_weights_of_the_card_are_those_of_a_rank(tmp_path):
     card = hosim.serve(loaded(tmp_path, 4), policies=["static"]).card["model"]
     graph = iteration(loaded(tmp_path, 4).workload, least_iteration(loaded(tmp_path, 4).workload), 0)

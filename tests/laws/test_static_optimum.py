@@ -51,7 +51,8 @@ def test_the_inputs_that_were_missed_most(name, optimum_ns):
     assert optimum_ns <= row.summary["step_ns"] <= NEAR * optimum_ns
 
 
-@pytest.mark.parametrize("number", [172, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [172, 40])
 def test_no_plan_beats_the_bound_of_the_homes_that_it_has(number, monkeypatch):
     """Else the search would leave out homes that are better; a tensor may leave between uses wherever it lives."""
     trials, tried = [], Improver._try

@@ -132,6 +132,7 @@ def test_no_text_leaves_the_picture_or_its_panel(count, results):
     assert all(below.y1 <= above.y0 for above, below in pairwise(boxes)), "labels lie apart"
 
 
+@pytest.mark.slow
 def test_no_value_is_written_over_a_limit(results):
     """What is held is written behind its bar, or where the limit lies there, behind that."""
     for peak in range(2_000_000, 4_300_000, 460_000):

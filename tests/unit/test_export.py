@@ -64,7 +64,8 @@ def replayed(case, plan: Plan, path: Path, factor: float = 1) -> int:
     return chakra_replay.replay_ns(path, rate, latency // 1000, factor)
 
 
-@pytest.mark.parametrize("scenario", [pytest.param("tiny_train_910c", marks=pytest.mark.slow), "tiny_train_t4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["tiny_train_910c", "tiny_train_t4"])
 def test_a_replay_of_the_nodes_ends_at_the_same_nanosecond(tmp_path: Path, scenario: str) -> None:
     case, cases = case_of(scenario), {factor: case_of(scenario, factor) for factor in (2, 0.5)}
     exact = []

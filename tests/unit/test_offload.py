@@ -609,8 +609,12 @@ def make():
     return model, x, {"optimizer": torch.optim.AdamW}
 
 
-BELOW = [("static", {"optimizer_state": "disk"}), ("static", {"weight": "free", "optimizer_state": "free"})]
-SLOWLY_BELOW = [("reactive", {"optimizer_state": "disk"}), (ON_DEMAND, {"weight": "disk", "gradient": "disk"})]
+BELOW = [("static", {"weight": "free", "optimizer_state": "free"})]
+SLOWLY_BELOW = [
+    ("static", {"optimizer_state": "disk"}),
+    ("reactive", {"optimizer_state": "disk"}),
+    (ON_DEMAND, {"weight": "disk", "gradient": "disk"}),
+]
 SLOWLY_BELOW += [("static", {"weight": "disk", "optimizer_state": "disk", "gradient": "disk"})]
 MARKED = [*BELOW, *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOWLY_BELOW)]
 

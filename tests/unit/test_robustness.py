@@ -68,6 +68,7 @@ def test_no_time_stays_no_time_and_the_least_time_is_a_nanosecond():
     assert [ns > 0 for ns in found] == [ns > 0 for ns in times]
 
 
+@pytest.mark.slow
 def test_what_is_uncertain_is_what_sources_print_a_range_of_and_what_was_assumed():
     loaded = catalog.resolve("tiny_train_t4", {"links.h2d.latency": "4 us"})
     machine = loaded.hardware

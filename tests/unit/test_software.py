@@ -409,6 +409,7 @@ def test_a_scenario_names_software_that_is_there(tmp_path):
         hosim.run(chain.write(tmp_path), set={"software.host.op": "1 us"})
 
 
+@pytest.mark.slow
 def test_documents_of_a_run_read_back_equal_and_are_named(tmp_path, quick_plans):
     profile = "copies: {in: {mode: pageable, share: 0.25}}\nassumed: {copies: for tests}\n"
     results = driven(tmp_path, profile, set={"links.h2d.bandwidth": "2 GB/s", "software.host.op": "3 us"})

@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="transformers, whose models are captu
 
 import torch_models  # noqa: E402
 import torch_steps  # noqa: E402
+from examples import some  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_steps import graph_of, line_of, mean, small  # noqa: E402
@@ -33,7 +34,7 @@ def sizes(graph):
     return dict(found)
 
 
-LIKE = ("encoder_decoder", "perceptron", "checkpointed", "checkpointed_reentrant", "transformer")
+LIKE = ("encoder_decoder", "perceptron", "checkpointed", "checkpointed_reentrant", "transformer", "llama")
 """Those whose parts are in other steps, too."""
 
 
@@ -326,7 +327,7 @@ def test_clipping_is_the_optimizers(foreach):
 
 @pytest.mark.filterwarnings("ignore")  # of torch, as it imports its compiler, and of a compiled part beside hooks
 @pytest.mark.parametrize(
-    "what", ["module", "part", "in place", "part in place", "step", "inner", "nothing", "disabled"]
+    "what", some(["part", "module", "in place", "part in place", "step", "inner", "nothing", "disabled"], 3)
 )
 def test_what_is_compiled_is_captured_as_eager_and_told(what):
     def step(x):

@@ -105,8 +105,8 @@ LAYERS = {
 
 UNLIKE = ("in bf16", "norms", "attention with dropout", "encoder")
 """Those whose layers do something else when they do not train; and those with the larger update."""
-ONCE = {("in bf16", True), ("norms", True), ("norms", False), ("attention with dropout", False), ("encoder", False)}
-ONCE |= {(name, True) for name in ("convolution and LSTM", "autocast and checkpointed", "constant", "smooth l1")}
+ONCE = {("norms", True), ("attention with dropout", False), ("encoder", False)}
+ONCE |= {(name, True) for name in ("convolution and LSTM", "autocast and checkpointed")}
 """Each kind of layer once; the others are slow."""
 
 

@@ -297,7 +297,7 @@ def test_two_axes_meet_apart():
     assert ((0, 1, 2, 3), (4, 5, 6, 7)) in members
 
 
-@pytest.mark.parametrize(("make", "shares"), [(sharded, 8), (tensor_parallel, 1), (replicated, 8), (both, 2)])
+@pytest.mark.parametrize(("make", "shares"), some([(sharded, 8), (tensor_parallel, 1), (replicated, 8), (both, 2)], 2))
 def test_what_was_captured_runs_on_as_many_ranks(make, shares, tmp_path):
     made = found_of(make)
     made.write(tmp_path / "mine.yaml")

@@ -103,7 +103,8 @@ def test_peaks_and_bytes_are_those_counted_by_hand():
     assert (first[0], first.count("-"), "no" in first) == ("resident", 3, True)
 
 
-@pytest.mark.parametrize("make", [convolutions, pytest.param(decoder, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [convolutions, decoder])
 def test_each_row_computes_the_same_and_counts_as_a_plan_does(make):
     planned = {"policy": "resident", "label": "planned"}
     made = hosim.torch.compare(make, budget="1 GB", policies=(*ROWS, planned), steps=1, pace=PACE)
