@@ -63,6 +63,9 @@ def test_an_update_on_the_host_takes_at_least_what_its_memory_does(tmp_path):
         assert row["moved_d2h_bytes"] == row["moved_h2d_bytes"] == LAYERS * 2 * PARAMETERS
         assert row["wait_host_compute_ns"] > 0
         assert row["step_ns"] == row["compute_ns"] + row["stall_ns"] >= row["bound_ns"]
+    waits = rows["static"].waits.query("cause == 'host_compute'")
+    assert len(waits)
+    assert set(waits["blocker"]) <= {f"L{i}/adam" for i in range(LAYERS)}, "the op that was under way, by its name"
 
 
 def test_the_table_the_lanes_and_the_files_tell_of_it(tmp_path, capsys):

@@ -102,6 +102,14 @@ def test_what_can_be_made_again_is_in_no_window():
     assert limit(g, {"v": FREE}, 60).ns == 1 + 10 + 1 + 40 + 1
 
 
+def test_a_part_of_what_goes_out_may_be_made_again():
+    """40 B go out while f runs, for 30 ns, and 10 ns longer: a quarter is made again in 7.5 ns, and all in 30 ns."""
+    g = graph("a 40", "f: -> a, 30 ns", "k: ->, 1 ns, workspace 50", "g: a ->, 1 ns")
+    fast = machine(h2d={"bandwidth": "100 GB/s", "latency": "0 ns"})
+    found = limit(g, {}, 50, fast, may_repeat=True)
+    assert (found.ns, found.kind) == (30 + 7.5 + 1 + 1 - 2.5, "room or recompute at k")  # 2 ns for rounding, and down
+
+
 def test_what_is_never_read_sets_the_rate_of_what_goes_home():
     g = graph("u 1 persistent, w 11 persistent", "f: -> w, 3 ns")
     slow = machine(d2h={"bandwidth": "0.25 GB/s", "latency": "1 ns"})
