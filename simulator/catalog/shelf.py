@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from simulator import inputs
 from simulator.catalog.settings import FieldChange, apply
 from simulator.catalog.text import YamlTree, compose, errors_at, to_error, to_yaml
-from simulator.document import ORIGINS, Document, faults
+from simulator.document import ORIGINS, Document
 from simulator.errors import ConfigError, insist
+from simulator.faults import faults
 from simulator.hardware import Hardware
 from simulator.inputs import no_file, shown
 from simulator.scenario import Scenario

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from simulator.document import LONGEST_NAME, Part, faults
+from simulator.document import LONGEST_NAME, Part
 from simulator.errors import CONTROLS, LONGEST_DO, ConfigError, quotable
+from simulator.faults import faults
 from simulator.units import FieldError
 
 Keys = tuple[str, ...]

@@ -139,7 +139,7 @@ def layout() -> None:
 @click.option("--devices", type=click.IntRange(1), help="Number of ranks.")
 @click.option("--global-batch", type=click.IntRange(1), help="Sequences of all replicas in a step.")
 @click.option("--budget", "memory", metavar="SIZE", help="Budget of the compute tier: --set budget=SIZE.")
-@click.option("--grid", "over", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary it.")
+@click.option("--grid", "over", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary a field.")
 @click.option("--replay", type=click.IntRange(1), help="Layouts that are replayed. [default: 8]")
 @click.option("--whole", is_flag=True, help="Replay all micro-batches, however many.")
 def search(scenario: str, **more: Any) -> int:
@@ -159,7 +159,7 @@ def search(scenario: str, **more: Any) -> int:
     Of a job of models that train, the devices are shared out among its programs in all ways.
 
     A layout is left out without a replay only if it cannot be, or cannot have room (a lower bound), or if others are
-    faster by the estimate, which is printed as one. Of a 1F1B pipeline that is long full, two replays of fewer
+    faster by the estimate, which its column is named after. Where a 1F1B pipeline is long full, two replays of fewer
     micro-batches are continued, unless --whole is said. The exit code is 1 if no layout ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     rows = common.run_and_print(hosim.layout_search, scenario, **more).rows

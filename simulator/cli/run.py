@@ -174,18 +174,20 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
 
 @common.command("Run all points of a study: a grid, a list, draws.", "policy", "set", "workers", "json")
 @click.argument("scenario", metavar="STUDY|SCENARIO", callback=common.native)
-@click.option("--grid", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary a field; see below.")
+@click.option(
+    "--grid", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary a field, in all combinations."
+)
 @click.option("-o", "--out", type=common.PATH, help="A folder for all results, or a .csv or .parquet of rows.")
 @click.option("--cluster", metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
-@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Keep rows here. [default: ~/.cache]")
+@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Where rows are kept. [~/.cache/hosim]")
 @click.option("--no-cache", is_flag=True, help="Neither keep rows nor use kept ones.")
-@click.option("--most-cells", "at_most", type=click.IntRange(1), help="Refuse more. [default: 10,000]")
+@click.option("--most-cells", "at_most", type=click.IntRange(1), help="Refuse more cells. [default: 10,000]")
 @click.option(
     "--uncertainty",
     type=click.IntRange(0),
     default=0,
     metavar="DRAWS",
-    help="Draw cited ranges and assumed figures of the machine.",
+    help="Draw cited ranges and assumed figures of the machine, so many times.",
 )
 @click.option("--jitter", callback=common.shares, metavar="LEVELS", help="Draw the times of ops and links: 1%,5%,20%.")
 @click.option("--draws", type=click.IntRange(1), help="Draws at each level of jitter. [default: 20]")
@@ -253,7 +255,7 @@ def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], junit: Path |
 
     A figure `holds` if it was predicted and ours is within the tolerance of its scenario. `guarded`: none is
     printed, ours is checked. `by construction`: nothing else can come out. `fitted`: something was fitted to it.
-    `shown`: it is only shown beside ours. `missed`: it fails, for the reason below the table. Or it is BROKEN.
+    `shown`: it is only shown beside ours. `missed`: it fails, for the reason below the table. `BROKEN`: it fails.
     --scale shows which claims depend on a figure of the machine; a machine without that figure runs as it is.
 
     The exit code is 1 if a figure is BROKEN.

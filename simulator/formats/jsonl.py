@@ -23,8 +23,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from typing_extensions import TypedDict
 
 from simulator import inputs
-from simulator.document import faults
 from simulator.errors import ConfigError, insist
+from simulator.faults import faults
 from simulator.graph import LARGEST
 from simulator.outputs import written
 from simulator.units import FieldError

@@ -39,8 +39,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from simulator import inputs
-from simulator.document import faults
 from simulator.errors import ConfigError, insist
+from simulator.faults import faults
 from simulator.graph import LARGEST, Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import Lifetimes

@@ -365,7 +365,7 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
             limits = (
                 f"{field} {'leaves' if is_left else 'is'} {human(value, unit)}, but {other} is {human(limit, unit)}"
             )
-            sentences.append(f"{limits}: {way} changes nothing unless both are set.")
+            sentences.append(f"{limits}: set both, as {way} of one changes nothing.")
 
     for bus_name, bus in hardware.caps.items():
         of = f"tiers.{memories[bus_name]}" if bus_name in memories else f"buses.{bus_name}"

@@ -17,8 +17,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from simulator.builders import check
-from simulator.document import faults, inside
+from simulator.document import inside
 from simulator.errors import ConfigError, insist
+from simulator.faults import faults
 from simulator.importers.hf_kept import quantized
 from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, PARTS, TOLD, TOWERS, UNBUILT, Config, is_irrelevant
 from simulator.importers.hf_model import whole_model_of

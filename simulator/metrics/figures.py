@@ -99,7 +99,8 @@ def registered(*figures: Figure) -> tuple[Figure, ...]:
     Raises
     ------
     InvariantError
-        If a column ends in another unit than its figure's, an earlier figure has it, or no place makes it a name.
+        If a column ends in another unit than its figure's, an earlier figure has it, or one of another unit that it
+        fits, or no place makes it a name.
     """
     for index, figure in enumerate(figures):
         column = figure.column
@@ -109,6 +110,8 @@ def registered(*figures: Figure) -> tuple[Figure, ...]:
                 repr(column), must, f"over {figure.over or 'nothing'}", "write for example moved_<>_bytes"
             )
         first = next(other for other in figures[: index + 1] if other.place_in(column) is not None)
+        others = (other for other in figures[:index] if other.unit != figure.unit)
+        first = next((other for other in others if figure.place_in(other.column) is not None), first)
         unit = next((unit for end, unit in _ENDS.items() if column.endswith(end)), figure.unit)
         found = f"one that {first.column} fits" if unit == figure.unit else f"a column of {figure.unit}"
         if first is not figure or unit != figure.unit:

@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simulator.document import Part, faults
+from simulator.document import Part
+from simulator.faults import faults
 from simulator.plan import FREE, Plan
 from simulator.policies import baselines, hybrid, optimal, reactive, recompute, static
 from simulator.policies.problem import Problem, Replay

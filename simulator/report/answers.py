@@ -96,9 +96,10 @@ def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool
         near = question.written(row["next"])
     if value is None:
         return f"Even at {place} {near}, {who} is not {free}: {why}." if why else f"{who} is not {free} at {near}."
-    now = "" if question.unit == "x" else f" (now {question.written(start)}{' by its budget' * has_budget})"
+    now = "" if question.unit == "x" else f" (now {question.written(start)})"
+    now = f", without its budget of {question.written(start)}," if has_budget else now
     much = f"needs {'' if value > start else 'only '}{place} {question.written(value)}{'' if why else ' or less'}"
-    return f"{who} {much}{now}{', and no budget,' * has_budget} to be {free}{why and f'; at {near} {why}'}."
+    return f"{who} {much}{now} to be {free}{why and f'; at {near} {why}'}."
 
 
 def _slowdown(slowdown: float | None, question: Question) -> str:
@@ -120,7 +121,7 @@ def _reached(row: Row, question: Question) -> str:
             return f"{who}: {none} {does} at any {question.of} tried."
         if "next" in row:
             return f"{who}: {none} {does} {('above', 'below')[question.sign < 0]} {question.of} {value}."
-        return f"{who}: {question.of} {value}, where the search ended, rules out no plan that {does}."
+        return f"{who}: some plan that {does} may be there at {question.of} {value}, where the search ended."
     text = f"{who} {does} at {f'{question.of} {value}' if value else f'no {question.of} tried'}"
     text += f", with a step of {_slowdown(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
     if row["holes"]:
@@ -295,7 +296,7 @@ def _strongest(rows: Rows, usual: Mapping[str, int]) -> Iterator[str]:
         strong = [row for row in rows if row["policy"] == policy and abs(row["elasticity"]) >= _LEAST]
         effect = "; 10 % more of any figure changes nothing"
         if strong:
-            effect = f"; 10 % more of {strong[0]['figure']} changes that by {signed(0.1 * strong[0]['elasticity'])}"
+            effect = f"; 10 % more of {strong[0]['figure']} changes the step by {signed(0.1 * strong[0]['elasticity'])}"
         yield f"{policy} takes {quantity(step_ns, 'ns')}{effect}."
 
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from simulator import metrics
-from simulator.document import faults
 from simulator.errors import STATUSES
+from simulator.faults import faults
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
 from simulator.metrics.figures import present

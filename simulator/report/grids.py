@@ -169,7 +169,7 @@ def _extremes(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
         free = [row for row in group if row["stall_ns"] == 0]
         if 0 < len(free) < len(group):
             count = f"{len(free):,} of {len(group):,} cells"
-            yield f"{policy} never stalls in {count}, the first at {point(free[0], axes)}."
+            yield f"{policy} has no stall in {count}, the first at {point(free[0], axes)}."
 
 
 def _flat(ran: Rows, axes: Sequence[Varied], hardware: Hardware, budget_bytes: int | None) -> Iterator[str]:

@@ -109,14 +109,14 @@ def _compared(running: Sequence[Row]) -> list[Row]:
 
 def _real(running: Sequence[Row]) -> str:
     """Say between what times real steps lie, and whether the fastest row stays the fastest at any of them."""
-    first, *others = (row for row in (*running[:1], *_compared(running)) if present(row.summary.get("real_low_ns")))
+    first, *others = (row for row in running if present(row.summary.get("real_low_ns")))
     near = [row.label for row in others if row.summary["real_low_ns"] <= first.summary["real_high_ns"]]
     far = [row.label for row in others if row.label not in near]
-    text = (
-        f"{first.label} would really take {named(first)['real_step']}, by 80 % of published measurements of such steps"
-    )
-    text += f"; {listed(far)} would be slower in any case" if far else ""
-    return text + (f"; {listed(near)} may be as fast" if near else "")
+    text = f"{first.label}: a real step takes {named(first)['real_step']}"
+    text += ", as 80 % of published measurements of such steps do"
+    text += f"; steps of {listed(far)} take longer" if far else ""
+    who = listed(near) if far or not near[2:] else "any other row"
+    return text + (f"; {who} may be as fast" if near else "")
 
 
 def _spends(row: Row, *, is_whole: bool = False) -> str:

@@ -225,7 +225,7 @@ class Scenario(Document):
         free. Another tier is a home for lasting tensors: persistent ones, and outputs, which then have room there from
         the start, and are there at the end of each step.
     budget_bytes
-        Budget of the compute tier [B]; default: its capacity less reserved memory.
+        Budget of the compute tier [B]; default: all that is usable of it (`Tier.usable_bytes`).
     policies
         Rows of the table. A bare name is the policy with its default options.
     sweep

@@ -157,7 +157,7 @@ def test_dimensions_of_a_model_are_no_graph(hosim, scenario, tmp_path):
 LATE = {
     "an odd point": (
         "sweep: {workload.steps: [1, nan]}",
-        "scenario.yaml:13, sweep.workload.steps (workload.steps: nan): input should be a valid integer",
+        "scenario.yaml:13, sweep.workload.steps (workload.steps: nan): this is a whole number",
     ),
     "no number": (
         "expect: [{row: static, column: gap_fraction, at_most: NaN}]",

@@ -54,7 +54,7 @@ def test_cells_whose_work_is_not_known_are_not_compared(is_of_work):
     rows = [{"policy": "p", "status": "ok", "steps": n, "step_ns": 100 * n, "stall_ns": n - 1} for n in (1, 2)]
     axes = [Varied("steps", values=[1, 2], is_of_work=is_of_work)]
     said = [*grids._extremes(rows, axes)]
-    assert said[-1] == "p never stalls in 1 of 2 cells, the first at steps 1."
+    assert said[-1] == "p has no stall in 1 of 2 cells, the first at steps 1."
     assert said[:-1] == ([] if is_of_work else ["p takes 100 ns at steps 1, and 2.00x as long, 200 ns, at steps 2."])
     (drawn,) = grids._maps([row | {"other": 0} for row in rows], [*axes, Varied("other", values=[0])], "step_ns")
     assert drawn.best == (0 if is_of_work else 100)

@@ -229,4 +229,4 @@ def test_a_point_may_set_a_field_that_holds_a_mapping(hosim, curve):
     assert [line.split("  ")[1] for line in done.out.splitlines()[1:3]] == ["{compute: 'bf16'}", "{compute: 'fp16'}"]
     wrong = hosim("sweep", curve("batch: [[1], 2]"))
     assert (wrong.code, wrong.out) == (1, "")
-    assert "curve.yaml:7, sweep.workload.batch (workload.batch: [1]): input should be a valid integer" in wrong.err
+    assert "curve.yaml:7, sweep.workload.batch (workload.batch: [1]): this is a whole number" in wrong.err

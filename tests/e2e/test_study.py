@@ -63,7 +63,7 @@ def test_a_value_that_is_no_number_is_refused_where_a_number_belongs(hosim, stud
         done = hosim(command, path)
         assert (done.code, done.out) == (1, "")
         where = f"hosim: {kind}, {STEPS} ({STEPS}: {first}): "
-        assert done.err.splitlines()[-1].startswith(f"{where}input should be a valid integer, found {first}; ")
+        assert done.err.splitlines()[-1].startswith(f"{where}this is a whole number, found {first}; ")
 
 
 def test_lists_and_mappings_are_values_of_a_field_that_holds_them(study, tmp_path):

@@ -315,7 +315,7 @@ def test_9_both_places_of_a_tensor_are_free_at_the_instant_at_which_both_are_det
     assert t.residencies.whole()["time_ns"].tolist() == [0, 0, 30, 30]
 
 
-def test_12_a_wait_is_split_where_its_cause_changes_and_the_sum_is_exact():
+def test_11_a_wait_is_split_where_its_cause_changes_and_the_sum_is_exact():
     h = machine("100 B", host={"fixed": {"launch": "5 ns"}})
     g = graph("w 60 persistent, a 80", "f: -> a, 10 ns", "g: a ->, 10 ns", "k: w ->, 10 ns")
     t = play(
@@ -328,7 +328,7 @@ def test_12_a_wait_is_split_where_its_cause_changes_and_the_sum_is_exact():
     assert waits(t, g) == ["0-5 f host", "25-95 k capacity", "95-155 k transfer"]
 
 
-def test_12_waiting_behind_another_transfer_is_a_transfer_wait_that_names_it():
+def test_11_waiting_behind_another_transfer_is_a_transfer_wait_that_names_it():
     h, g = machine(), graph("w 20 persistent, v 20 persistent", "f: v ->, 5 ns", "g: w ->, 5 ns")
     t = play(h, g, "copy w ddr hbm; copy v ddr hbm; compute f; compute g; detach w hbm; detach v hbm", "w ddr, v ddr")
     w = t.waits.whole()

@@ -70,7 +70,7 @@ def refused_box(change, by=""):
         (
             "target: ddr,",
             "target: ddr, channels: true,",
-            ("box.yaml:10, links.d2h.channels: input should be a valid integer, found true; correct it"),
+            ("box.yaml:10, links.d2h.channels: this is a whole number, found true; correct it"),
         ),
         (
             "target: ddr,",
@@ -96,7 +96,7 @@ def refused_box(change, by=""):
         (
             "  compute: a toy",
             "  compute: 3",
-            "box.yaml:13, assumed.compute: input should be a valid string, found 3; correct it",
+            "box.yaml:13, assumed.compute: this is a text, found 3; correct it",
         ),
         (
             "  compute: a toy\n",

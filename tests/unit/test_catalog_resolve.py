@@ -209,7 +209,7 @@ def test_a_change_is_a_key_and_a_value(text):
         (
             "[resident]",
             "[3]",
-            "story.yaml:8, policies.0: input should be a valid dictionary, found 3; correct it",
+            "story.yaml:8, policies.0: this is a mapping of keys to values, found 3; correct it",
         ),
     ],
 )

@@ -86,7 +86,7 @@ BAD_FILES = {
         '{"schema":"test/1","nam":1}\n',
         "found 'nam'; use one of schema, n, names (did you mean 'names'?)",
     ),
-    "a word for a number": ('{"schema":"test/1","n":"1"}\n', "n: input should be a valid integer, found '1'"),
+    "a word for a number": ('{"schema":"test/1","n":"1"}\n', "n: this is a whole number, found '1'"),
     "a truth value for a number": ('{"schema":"test/1","n":true}\n', "found true"),
     "a fraction for a number": ('{"schema":"test/1","n":1.0}\n', "found 1.0"),
     "a negative number": ('{"schema":"test/1","n":-1}\n', "found -1"),
@@ -94,7 +94,7 @@ BAD_FILES = {
     "a number beyond 64 bits": ('{"schema":"test/1","n":99999999999999999999}\n', "found 1e+20"),
     "a list of other things": (
         '{"schema":"test/1","names":["a",1]}\n',
-        "names.1: input should be a valid string, found 1",
+        "names.1: this is a text, found 1",
     ),
     "a key twice": (
         '{"schema":"test/1","n":1,"n":2}\n',
@@ -105,7 +105,7 @@ BAD_FILES = {
         ":2: each key comes once, found 'a' again",
     ),
     "UTF-16": ('{"schema":"test/1"}\n'.encode("utf-16"), ":1: a file is text in UTF-8, found UTF-16; save it as UTF-8"),
-    "null": ('{"schema":"test/1","names":null}\n', "names: input should be a valid list, found null"),
+    "null": ('{"schema":"test/1","names":null}\n', "names: this is a list, found null"),
 }
 
 

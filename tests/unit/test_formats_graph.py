@@ -211,18 +211,18 @@ BAD = {
     ),
     "a size with a unit": (
         lines('{"tensor":"a","size_bytes":"1 GB"}'),
-        ":2, size_bytes: input should be a valid integer, found '1 GB'",
+        ":2, size_bytes: this is a whole number, found '1 GB'",
     ),
     "a negative size": (lines('{"tensor":"a","size_bytes":-1}'), ":2: tensor 'a': size_bytes is a whole number"),
     "a huge size": (lines('{"tensor":"a","size_bytes":9223372036854775807}'), ":2: tensor 'a': size_bytes is a whole"),
     "a size beyond 64 bits": (
         lines('{"tensor":"a","size_bytes":1e30}'),
-        ":2, size_bytes: input should be a valid integer, found 1e+30",
+        ":2, size_bytes: this is a whole number, found 1e+30",
     ),
     "an empty name": (lines('{"tensor":"","size_bytes":1}'), "each tensor has its own name, found an empty one"),
     "a name that is no text": (
         lines('{"tensor":7,"size_bytes":1}'),
-        ":2, tensor: input should be a valid string, found 7",
+        ":2, tensor: this is a text, found 7",
     ),
     "an unknown kind": (lines('{"tensor":"a","size_bytes":1,"kind":"wheight"}'), "(did you mean 'weight'?)"),
     "an unknown sharing": (lines('{"tensor":"a","size_bytes":1,"shared":"rack"}'), "shared is one of node, supernode"),
@@ -232,20 +232,20 @@ BAD = {
     "a close tensor": (lines(A, '{"op":"f","reads":["alpa"]}'), "(did you mean 'alpha'?)"),
     "one name for a list": (
         lines(A, '{"op":"f","reads":"alpha"}'),
-        ":3, reads: input should be a valid list, found 'alpha'",
+        ":3, reads: this is a list, found 'alpha'",
     ),
     "a number for a tensor": (
         lines(A, '{"op":"f","reads":[1]}'),
-        ":3, reads.0: input should be a valid string, found 1",
+        ":3, reads.0: this is a text, found 1",
     ),
     "a list for a tensor": (
         lines(A, '{"op":"f","reads":[["alpha"]]}'),
-        ":3, reads.0: input should be a valid string, found ['alpha']",
+        ":3, reads.0: this is a text, found ['alpha']",
     ),
     "a negative duration": (lines(A, '{"op":"f","duration_ns":-1}'), ":3: op 'f': duration_ns is a whole number"),
     "a barrier in words": (
         lines(A, '{"op":"f","barrier":"yes"}'),
-        ":3, barrier: input should be a valid boolean, found 'yes'",
+        ":3, barrier: this is true or false, found 'yes'",
     ),
     "a tensor read twice": (
         lines(A, '{"op":"e","writes":["alpha"]}', '{"op":"f","reads":["alpha","alpha"]}'),
@@ -286,15 +286,15 @@ BAD = {
     ),
     "a rank in words": (
         lines(A, '{"group":"g","ranks":[["0"]]}'),
-        ":3, ranks.0.0: input should be a valid integer, found '0'",
+        ":3, ranks.0.0: this is a whole number, found '0'",
     ),
     "ranks that are no lists": (
         lines(A, '{"group":"g","ranks":[0,1]}'),
-        ":3, ranks.0: input should be a valid list, found 0",
+        ":3, ranks.0: this is a list, found 0",
     ),
     "ranks that are no list": (
         lines(A, '{"group":"g","ranks":2}'),
-        ":3, ranks: input should be a valid list, found 2",
+        ":3, ranks: this is a list, found 2",
     ),
     "members that overlap": (
         lines(A, PAIRS, meeting("all_reduce", "pairs")),

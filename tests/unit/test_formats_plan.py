@@ -133,7 +133,7 @@ BAD = {
     "an unknown key": (lines('{"compute":"fwd/up","on":1}'), ":2, on: only known keys stand here, found 'on'"),
     "no such step": (lines('{"store":"x"}'), ":2: a line has one of the keys compute, copy, detach, home, sync"),
     "a copy from nowhere": (lines('{"copy":"x","to":"hbm"}'), ":2, from: the key 'from' is needed here, found none"),
-    "a home that is no text": (lines('{"home":"x","tier":0}'), ":2, tier: input should be a valid string, found 0"),
+    "a home that is no text": (lines('{"home":"x","tier":0}'), ":2, tier: this is a text, found 0"),
     "two homes": (lines(*['{"home":"x","tier":"hbm"}'] * 2), ":3: a tensor has one home, found 'x' twice"),
     "a negative stream": (
         lines('{"compute":"fwd/up","stream":-1}'),
@@ -147,7 +147,7 @@ BAD = {
     "fewer steps than counted": (lines('{"sync":"x"}', header='"actions": 2'), "the 2 actions that its header counts"),
     "notes that are one text": (
         lines(header='"notes":"fast"'),
-        ":1, notes: input should be a valid list, found 'fast'",
+        ":1, notes: this is a list, found 'fast'",
     ),
     "a graph": ('{"schema":"hosim-graph/1"}\n', ':1: the first line is a header with "schema": "hosim-plan/1", found'),
 }

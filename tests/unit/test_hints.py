@@ -27,8 +27,8 @@ def test_a_link_that_its_bus_caps_is_named_with_the_bus(quick_plans):
         results = hosim.run("llama3_8b_train_h100", set=changes, policies=["lookahead"])
         steps.append(results["lookahead"].summary["step_ns"])
         assert (
-            f"links.d2h.bandwidth is {rate} GB/s, but buses.pcie.bandwidth is 100 GB/s: more changes nothing "
-            "unless both are set."
+            f"links.d2h.bandwidth is {rate} GB/s, but buses.pcie.bandwidth is 100 GB/s: set both, as "
+            "more of one changes nothing."
         ) in results.sentences
     assert len(set(steps)) == 1
 

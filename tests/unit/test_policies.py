@@ -51,14 +51,14 @@ def test_wrong_value_of_an_option_names_what_is_allowed():
         (
             {"recompute": [None, {"a": "b"}]},
             "recompute",
-            "input should be a valid boolean",
+            "this is true or false",
             "[null, {a: 'b'}]",
             "correct it",
         ),
         (
             {"move": True},
             "move",
-            "input should be a valid list",
+            "this is a list",
             "true",
             "correct it",
         ),

@@ -132,7 +132,9 @@ def test_a_name_of_the_machine_gives_no_two_figures_the_same_column(tmp_path):
         describe(str(machine))
 
 
-@pytest.mark.parametrize(("column", "over"), [("wait_peer_ns", ""), ("peak_<>_bytes", "tier"), ("late_ns", "")])
+@pytest.mark.parametrize(
+    ("column", "over"), [("wait_peer_ns", ""), ("peak_<>_bytes", "tier"), ("late_ns", ""), ("step_<>", "link")]
+)
 def test_a_figure_that_another_would_hide_is_refused(column, over):
     with pytest.raises(InvariantError, match="a figure has a column of its own"):
         registered(*FIGURES, Figure(column, "count", "late", "Late.", over=over))

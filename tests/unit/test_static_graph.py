@@ -206,7 +206,7 @@ def test_decisions_name_the_tier_and_the_prices_of_the_way_that_is_taken(tmp_pat
         assert dict(zip(TERMS, choice.score.terms, strict=True))["bandwidth"] == -log2(1 + copies)
     assert [choice.score.total for choice in moved] == sorted((c.score.total for c in moved), reverse=True)
     further = next(choice for choice in moved if choice.interval.away == 2)
-    assert further.reason == "the budget would be exceeded without it; ddr is full or too slow"
+    assert further.reason == "the budget is exceeded otherwise; ddr is full or too slow"
     assert "hbm to ssd: alone 20 ns" in decisions.tensor_text(found, p.graph.tensors[further.interval.tensor].name)
     decisions.write(found, tmp_path)
     rows = csv.DictReader((tmp_path / "decisions.csv").read_text().splitlines())

@@ -254,7 +254,7 @@ def _idle_decisions(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> I
 def _why_moved(problem: Problem, idle: PricedIdle, score: Score) -> str:
     nearest = problem.away(idle.tensor)[0]
     further = f"; {problem.tiers[nearest]} is full or too slow" if idle.away != nearest else ""
-    why = "the option move asks for it" if score.is_asked else "the budget would be exceeded without it"
+    why = "the option move asks for it" if score.is_asked else "the budget is exceeded otherwise"
     return why + further
 
 
