@@ -109,7 +109,7 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
         if kind == "scenario" and (is_work or ref in _shelf("hardware")):
             machine, work = ("NAME", ref) if is_work else (ref, "NAME")
             do = f"give --hardware {machine} --workload {work} in place of a scenario{suggestion(ref, shelf)}"
-            raise ConfigError(kind, rule, f"{ref!r}, a part of one", do)
+            raise ConfigError(kind, rule, f"the {'workload' if is_work else 'machine'} {ref!r}", do)
         raise ConfigError(kind, rule, repr(ref), did_you_mean(ref, shelf, otherwise))
     return shelf[ref]
 
@@ -265,7 +265,7 @@ def _model_of(tree: YamlTree, wanted: str | None) -> type[Document]:
         return models[stated]
     noun = wanted or "hardware, software, workload, job, scenario or study"
     rule = f"the key schema says that this is a {noun} document"
-    do = nearest(str(stated), tuple(models))
+    do = nearest(str(stated), tuple(models)) if stated else f"add schema: {' or '.join(models)}"
     if (wanted, stated) == ("scenario", _schema_key(Workload)):
         do = "run it on a machine: give --hardware NAME --workload FILE in place of a scenario"
-    raise ConfigError(tree.place("schema"), rule, in_yaml(stated), do)
+    raise ConfigError(tree.place("schema"), rule, in_yaml(stated) if stated else "none", do)

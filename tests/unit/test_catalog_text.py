@@ -135,8 +135,8 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
         (
             "name: x\n",
             (
-                "x.yaml:1, schema: the key schema says that this is a hardware, software, workload, job, scenario or study document, found null; "
-                "use one of hosim/hardware/1, hosim/software/1, hosim/workload/1, hosim/job/1, hosim/scenario/1, hosim/study/1"
+                "x.yaml:1, schema: the key schema says that this is a hardware, software, workload, job, scenario or study document, found none; "
+                "add schema: hosim/hardware/1 or hosim/software/1 or hosim/workload/1 or hosim/job/1 or hosim/scenario/1 or hosim/study/1"
             ),
         ),
         (
