@@ -21,7 +21,7 @@ from simulator.document import inside
 from simulator.errors import ConfigError, insist
 from simulator.faults import faults
 from simulator.importers.hf_kept import quantized
-from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, PARTS, TOLD, TOWERS, UNBUILT, Config, is_irrelevant
+from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, PARTS, TIES, TOWERS, UNBUILT, Config, is_irrelevant
 from simulator.importers.hf_model import whole_model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
@@ -124,10 +124,10 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     config, dropped = _decoder(outer, shown(path)) if part == "decoder" else _part(outer, part, shown(path))
     model = whole_model_of(config)
     phase = phase or ("decode" if model.get("causal", True) else "prefill")
-    wanted = _tokens(config, model, (new_tokens or 1) if phase == "decode" else 0) if sequence is None else sequence
-    limit = config.count("max_position_embeddings", "seq_length", derived=model.get("positions") or wanted)
-    if wanted > limit:
-        config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
+    rows = model.get("positions") or max(sequence or 0, _DEFAULT_SEQUENCE)
+    limit = config.count("max_position_embeddings", "seq_length", derived=rows)
+    wanted = _tokens(limit, model, (new_tokens or 1) if phase == "decode" else 0) if sequence is None else sequence
+    config.derived += [f"{wanted:,} tokens are more than the model's {limit:,} positions."] * (wanted > limit)
     axes = {"tensor": tensor, "data": data, "expert": expert, "pipeline": pipeline, "zero_stage": zero_stage}
     axes = {axis: size for axis, size in axes.items() if size != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
@@ -141,14 +141,12 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     _check_read(config)
     document |= {key: value for key, value in asked.items() if value is not None}
     workload = _validated(document | _origins(config, document), config)
-    names = [f"{key} ({TOLD[key]})" if key in TOLD else key for key in config.unread()]
-    left = dict.fromkeys(filter(None, [*names, *config.unknown_words(), config.family.uncounted]), 1)
-    return Imported({".yaml": workload}, {}, tuple(dict.fromkeys(config.derived)), left | dropped)
+    left, derived = dict.fromkeys(config.left(), 1), tuple(dict.fromkeys(config.derived))
+    return Imported({".yaml": workload}, derived=derived, dropped=left | dropped)
 
 
-def _tokens(c: Config, model: dict[str, Any], added: int) -> int:
+def _tokens(limit: int, model: dict[str, Any], added: int) -> int:
     """Return the tokens of a sequence, if no option says them: most, but no more than the model has positions for."""
-    limit = c.count("max_position_embeddings", "seq_length", derived=model.get("positions") or _DEFAULT_SEQUENCE)
     tokens: int = min(_DEFAULT_SEQUENCE, limit - added * bool(model.get("positions")))
     joined: int = prod(part.get(key, 1) for parts in model.get("mergers", [])[:1] for part in parts for key in _JOINS)
     return tokens - int(tokens - model.get("registers", 0)) % joined
@@ -177,7 +175,9 @@ def _decoder(outer: dict[str, Any], where: str, section: str = "") -> tuple[Conf
     key_of_decoder = next((key for key in _DECODERS if key in outer and not (is_one and key == "decoder")), "")
     inner = outer[key_of_decoder] if key_of_decoder else outer
     insist(isinstance(inner, dict), f"{where}, {section}{key_of_decoder}", "this is an object", repr(inner))
-    shared = {key: outer[key] for key in _OF_BOTH if key in outer}
+    ties, way = "tie_word_embeddings", TIES.get(str(outer.get("model_type")), "") if key_of_decoder else ""
+    passed = {ties} if way in ("inside", "never") or (way == "either" and inner.get(ties) is True) else set()
+    shared = {key: outer[key] for key in _OF_BOTH if key in {*outer} - passed}
     inside = f"{section}{key_of_decoder}." if key_of_decoder else section
     if any(key in inner for key in _DECODERS) and key_of_decoder:  # a part that speaks stands beside one that thinks
         config, dropped = _decoder(shared | inner, where, inside)
@@ -196,8 +196,9 @@ def _decoder(outer: dict[str, Any], where: str, section: str = "") -> tuple[Conf
     if key_of_decoder:
         used = {key_of_decoder, "model_type", "encoder", "text_encoder", *shared, *TOWERS}
         dropped |= {key: 1 for key in outer if key not in used and not is_irrelevant(key)}
-    inner = {key: value for key, value in inner.items() if key not in TOWERS}
-    towers = {tower: outer[tower] for tower in TOWERS if isinstance(outer.get(tower), dict)}
+    dropped |= {f"{ties} (no such class ties them)": 1} if way == "never" and ties in {*outer, *inner} else {}
+    inner = {key: value for key, value in inner.items() if key not in (*TOWERS, *[ties] * (way == "never"))}
+    towers = {tower: outer[tower] for tower in (*TOWERS, "encoder") if isinstance(outer.get(tower), dict)}
     of_towers = {f"{tower}.{key}": value for tower, keys in towers.items() for key, value in keys.items()}
     config = Config(of_towers | inner | shared, FAMILIES[str(name)], where, inside)
     config.places |= {key: f"{section}{key}" for key in (*shared, *of_towers)}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from fnmatch import fnmatchcase, translate
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -25,6 +25,8 @@ from simulator.workload import DecoderModel, Experts, Recurrent
 # What may stand before the layers in a name; and the most patterns that a workload gets.
 _PREFIX = re.compile(r"(\*\.)?((model|language_model|text_model|backbone|transformer|llm|decoder|thinker)\.)+")
 _MOST = 256
+# Names that rules have where a file need not have them, or their matrices.
+_IMPLIED = ("lm_head", "embed_tokens", "*.experts")
 
 Rule = tuple[list[str], str]
 """Names or patterns of modules, and how these are kept: ``""`` as computed."""
@@ -55,8 +57,8 @@ def quantized(config: Any, c: Config, model: dict[str, Any], compute: str) -> di
     odd = [key for key in ("dynamic", "extra_config") if not isinstance(config.get(key) or {}, dict)]
     insist(not odd, f"{where}, {''.join(odd[:1])}", "this is an object", f"{[config[key] for key in odd]!r:.80}")
     usual, rules = _rules(config, c, where)
-    if config.get("expert_dtype", c.get("expert_dtype")) == "fp4" and usual:  # of DeepSeek-V4
-        rules.append((["*.experts"], "mxfp4"))
+    # of DeepSeek-V4
+    rules += [(["*.experts"], "mxfp4")] * (config.get("expert_dtype", c.get("expert_dtype")) == "fp4" and usual != "")
     cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     is_fp8 = cache == "FP8" or (isinstance(cache, dict) and (cache.get("num_bits"), cache.get("type")) == (8, "float"))
     try:
@@ -165,25 +167,25 @@ def _number(bits: Any, group: Any, where: str, c: Config, *, is_float: bool = Fa
     return dtype or "int4"
 
 
-def _named(entries: list[str], c: Config, experts: int) -> Callable[[str], object]:
-    """Return what tells whether a module is one that some entries name, or is in one.
+def _named(entries: list[str], c: Config, experts: int) -> dict[str, str]:
+    """Return of each entry a regular expression of the modules that it names, or that are in one, unless it says more.
 
     A name stands for what it ends, and for parts of that; a pattern for all that it fits. Of a layer's experts, of
     which there are so many, all count like most of them.
     """
-    texts, alike = list[str](), defaultdict[str, list[str]](list)
+    texts, alike = dict[str, str](), defaultdict[str, list[str]](list)
     for name in dict.fromkeys(entries):
-        alike[re.sub(r"\bexperts\.\d+", "experts.0", name)].append(name)
+        alike[re.sub(r"\bexperts\.(\d+)", lambda n: "experts.0" if int(n[1]) < experts else n[0], name)].append(name)
     some = {entry: names for entry, names in alike.items() if ".experts.0" in f".{entry}" and len(names) < experts}
     for names in [*some.values()][:1]:
         c.derived.append(f"{len(names)} of {experts:,} experts are named: all count like most ({names[0]:.60}).")
     for entry in (entry for entry in alike if entry not in some or 2 * len(some[entry]) >= experts):
         globs = globs_of(entry[3:]) if entry.startswith("re:") else [entry, "*." + entry][: 2 - ("*" in entry)]
-        texts += [translate(_PREFIX.sub("", glob))[:-2] + r"(\..*)?\Z" for glob in globs]
+        texts[entry] = "|".join(translate(_PREFIX.sub("", glob))[:-2] + r"(\..*)?\Z" for glob in globs)
         c.derived += [f"A pattern of modules is not understood, and leaves none out: {entry[:60]!r}."] * (globs == [])
     must, found = "at most 20,000 modules are named, all experts of a layer as one", f"{len(texts):,}"
     insist(len(texts) <= 20_000, c.where_is("quantization_config", "quantization"), must, found, "name less")
-    return re.compile("|".join(texts) or "(?!)").match
+    return texts
 
 
 Kept = dict[str, tuple[str, str]]
@@ -193,8 +195,9 @@ Kept = dict[str, tuple[str, str]]
 def _kept(model: DecoderModel, usual: str, rules: list[Rule], c: Config) -> tuple[Kept, dict[str, str]]:
     """Return how each matrix is kept, and how most of a kind are."""
     experts = max((part.routed for _, part in model.kinds if isinstance(part, Experts)), default=0)
-    named = [(_named(entries, c, experts), dtype) for entries, dtype in rules if entries]
-    kept, sizes = Kept(), Counter[tuple[str, str]]()
+    stated = [(_named(entries, c, experts), dtype) for entries, dtype in rules]
+    named = [(re.compile("|".join(filter(None, texts.values())) or "(?!)").match, dtype) for texts, dtype in stated]
+    kept, sizes, every = Kept(), Counter[tuple[str, str]](), set[str]()
     for block, part in specs(model):
         is_layer = block[0] == "L"
         place = f"layers.{int(block[1:])}." if is_layer else ""
@@ -207,7 +210,12 @@ def _kept(model: DecoderModel, usual: str, rules: list[Rule], c: Config) -> tupl
             words, ends = (MODULES.get(key, text).split() for key, text in ((first, first), (called, rest)))
             inside, kind = "experts.0." * (spec.kind == "expert"), spec.kind * (is_layer and module != "ffn.router")
             names = [f"{place}{word}.{inside}{end}" for word in words for end in ends]
+            every.update(names)
             fitting = (dtype for fits, dtype in named if any(map(fits, names)))
             kept[f"{block}/{module}.weight"] = pair = kind, next(fitting, usual if kind else "")
             sizes[pair] += prod(spec.shape)
+    texts = {name: text for texts, _ in stated for name, text in texts.items() if text and name not in _IMPLIED}
+    idle = (name for name, text in texts.items() if not any(map(re.compile(text).match, every)))
+    few = ", ".join(f"{name:.60}" for name in islice(idle, 3))
+    c.derived += [f"No matrix here is what quantization_config names, such as: {few}"] * bool(few)
     return kept, dict(pair for pair, _ in sorted(sizes.items(), key=lambda item: item[::-1])) | {"": ""}

@@ -37,7 +37,7 @@ def _families(base: dict[str, Any], table: Mapping[str, dict[str, Any]]) -> dict
 
 def _joined(family: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     """Return what holds of a family where an entry says how it differs; some fields of both are put together."""
-    both = ("defaults", "keys", "model", "attention", "feed_forward", "state", "when")
+    both = ("defaults", "keys", "model", "attention", "feed_forward", "state", "usual", "when")
     return family | entry | {key: family[key] | entry.get(key, {}) for key in both}
 
 
@@ -64,6 +64,8 @@ all (``pooled``) or some (``chosen``) compressed tokens, ``blocks`` that are cho
 ALGORITHMS, METHODS, MODULES, PLAIN = (_TABLE[name] for name in ("algorithms", "methods", "modules", "plain"))
 """Of weights that are kept otherwise than computed: names of ModelOpt -> how; methods that are known; matrix of hosim,
 or the part of a layer -> what files call its module; keys of the modules that are kept as computed."""
+TIES: dict[str, str] = _TABLE["ties"]
+"""Model around a decoder -> what says whether it ties the embedding."""
 
 
 def is_irrelevant(key: str) -> bool:
@@ -162,7 +164,8 @@ class Config:
 
     def spelt(self, words: str) -> str:
         """Write a sum by the paths of its keys; those that are sums themselves stand in brackets."""
-        return re.sub(_KEY, lambda word: f"({path})" if " " in (path := self.path_of(word[0])) else path, words)
+        spelt = re.sub(_KEY, lambda word: f"({path})" if " " in (path := self.path_of(word[0])) else path, words)
+        return re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", spelt)
 
     def _names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """Return what keys may be named, the family's own names first."""
@@ -208,12 +211,14 @@ class Config:
         left = (key for key in self.unread() if key not in passed)
         return [key for key in left if key in structure or _states_size(self.data[key], key)]
 
-    def unknown_words(self) -> Iterator[str]:
-        """Yield the words for an activation, or for rotary positions, that no class knows, each with its key."""
+    def left(self) -> Iterator[str]:
+        """Yield what does not count: keys that are not read, words that no class knows, and parts of the family."""
+        yield from (f"{key} ({TOLD[key]})" if key in TOLD else key for key in self.unread())
         for key in sorted(self.own.keys() & SETS["worded"]):
             kind, text = "rotations" if key.startswith("rope") else "activations", json.dumps(self.own[key])
             for word in sorted({*re.findall(r'(?:^|"(?:rope_)?type": )"?([^"{},]+)', text)} - SETS[kind]):
                 yield f"{self.named(key)} {word!r:.40} (none of the {kind} that are known; it counts like one)"
+        yield from [self.family.uncounted] * bool(self.family.uncounted)
 
     def check(self) -> None:
         """Refuse values and sizes that the class that reads the file does not take, or not together."""
@@ -239,7 +244,7 @@ class Config:
 
     def count(self, *keys: str, path: str = "", least: int = 1, derived: int | str | None = None) -> int:
         """Return a whole number; if no key states it `derived`, which may be a sum of other keys (`made`)."""
-        value = self.get(*keys, path=path)
+        value, derived = self.get(*keys, path=path), self.family.usual.get(keys[0]) if derived is None else derived
         if value in (None, "auto") and derived is not None:
             lacks = self.path_of(*keys)
             size = derived if isinstance(derived, int) else self.made(derived, lacks)
@@ -267,7 +272,7 @@ class Config:
         """Return the value of a key, or an entry of its list, if it has one."""
         key, _, entry = word.partition(".")
         if not entry.isdecimal():
-            return self.count(word)
+            return self.count(word, least=int(word not in SETS["from_zero"]))
         listed = self.list_of(key, int, int(entry) + 1, "parts") if isinstance(self.get(key), list) else None
         return listed[int(entry)] if listed else self.count(key, least=-1)
 
@@ -279,9 +284,8 @@ class Config:
 
     def counts(self, part: str, path: str) -> dict[str, int]:
         """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
-        least = {"vocabulary": 1 - bool(self.family.stem)}
-        fields = ((name, keys, least.get(name, 1)) for name, keys in PARTS[part].items())
-        return {name: self.count(*keys, path=f"{path}.{name}", least=few) for name, keys, few in fields}
+        fields = {name: keys for name, keys in PARTS[part].items() if name not in self.family.model}
+        return {name: self.count(*keys, path=f"{path}.{name}") for name, keys in fields.items()}
 
     def list_of(self, key: str, kind: type, length: int | None = None, each: str = "layers") -> list[Any] | None:
         """Return a list of texts or numbers, one for each of some layers or parts; None if the key is absent."""

@@ -29,21 +29,22 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     more: dict[str, Any] = {"stem": _parts(c, family.stem)}
     narrow, hidden = c.count(family.narrow, path="model.embedding_width", derived="hidden_size"), model["hidden"]
     more["embedding_width"] = narrow if narrow != hidden else None
-    if family.rows:
-        more["embedding_rows"] = c.count("embedding_rows", path="model.embedding_rows", derived=family.rows)
+    more["embedding_rows"] = c.count("embedding_rows", path="model.embedding_rows", least=0)
     for table, key in family.tables.items():
         rows = c.count(key, path=f"model.{table}", least=int(table != "segments"))
         more[table] = rows and rows + family.more_positions * (table == "positions")
     if family.encoded:
         key, must = "cross_attention_hidden_size", "an encoder is as wide as its decoder"
-        wide = c.count(key, derived="hidden_size")
-        insist(wide == hidden, c.where_is(key), must, f"{wide:,} and {hidden:,}", CAPTURE)
+        wide = c.count("encoder.hidden_size", key, derived="hidden_size")
+        insist(wide == hidden, c.where_is("encoder.hidden_size", key), must, f"{wide:,} and {hidden:,}", CAPTURE)
         c.used.add("add_cross_attention")
-        rows = more["encoded"] = c.count(family.encoded, path="model.encoded", derived=family.encoded_rows)
+        rows = more["encoded"] = c.count(family.encoded, path="model.encoded")
         who = " (--part encoder runs it)" * (f"{c.data.get('model_type')} encoder" in FAMILIES)
         c.derived.append(f"The output of the encoder, {rows:,} rows (encoded; set it to yours), is an input{who}.")
     if family.merger:
-        merger, levels = _parts(c, family.merger), c.list_of("deepstack_visual_indexes", int) or ()
+        merger, levels = _parts(c, family.merger), c.list_of(key := "deepstack_visual_indexes", int) or []
+        fits, must = {*levels} <= {*range(model["layers"] - 1)}, "these are layers before the last of {:,}, from 0 on"
+        insist(fits and len({*levels}) == len(levels), c.where_is(key), must.format(model["layers"]), repr(levels))
         more["mergers"] = [merger, *([merger[0] | {"norm": "both"}, *merger[1:]] for _ in levels)]
     if family.layer_inputs and (width := c.count(family.layer_inputs["width"], least=0, derived=0)):
         more["layer_inputs"] = {"rows": c.count(family.layer_inputs["rows"]), "width": width}
@@ -54,9 +55,6 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
         first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
         more |= {"attention": biased} if family.buckets_of_all else {"others": first}
-    if family.stem:  # which has no words, whatever the table needs
-        c.forget("model.vocabulary")
-        c.defaults_taken.pop("vocab_size", None)
     whole = model | {field: value for field, value in more.items() if value}
     return whole | (_without_head(c, whole) if whole.get("head", True) and _HEADLESS.search(c.reader) else {})
 
@@ -140,11 +138,9 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
         c.used |= {*entry.get("keys", {}).values()} if word not in words else set()
     c.used |= SETS["of_attention"] if {*words} <= {"state", "mlp", "moe"} else set()
     if "state" not in words:
-        c.used |= {key for keys in PARTS.get(c.family.state.get("kind", ""), {}).values() for key in keys}
+        c.used.update(c.family.state_biases, *PARTS.get(c.family.state.get("kind", ""), {}).values())
     if window and "chunked_attention" in types:
-        c.derived.append(
-            f"Chunks of {c.count(c.family.window):,} tokens that attend among themselves count as windows."
-        )
+        c.derived.append(f"Chunks of {c.count(c.family.window):,} tokens that see one another count as windows.")
 
     def make(word: str, keys: Keys) -> dict[str, Any]:
         view = c.view(c.family.near if word == "near" else c.family.far if word == "full" else {}, keys)
@@ -175,8 +171,6 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     inner = inner or f"{expand or 2} hidden_size"
     each = " / ".join(["", *filter(None, [c.stated(*parts.get("heads", ()))])])
     usual: dict[str, Any] = {"mamba.rank": -(-hidden // 16), "mamba.heads": inner, "mamba2.head_size": inner + each}
-    usual |= {"convolution.heads": "hidden_size", "rwkv.heads": "hidden_size", "linear.head_size": "hidden_size" + each}
-    usual["lru.head_size"] = (c.stated("lru_width") or "hidden_size") + each
     for field, keys in parts.items():
         part[field] = c.count(*keys, path=f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
     biased = [end for key, ends in family.state_biases.items() if not key or c.flag(key) for end in ends.split()]
@@ -185,10 +179,11 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
 
 def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     path, family, heads_of, keys = "model.attention", c.family, "num_attention_heads", ("head_dim", "kv_channels")
-    sign = "/" if "positions" in family.tables else "//"  # classes of learned positions refuse what others round down
+    is_made = "head_dim" in family.implied or ("positions" in family.tables and "head_dim" not in family.defaults)
+    sign = "/" if is_made or not family.model.get("head", True) else "//"  # such, and towers, refuse what others round
     heads, width = c.count(heads_of, path=f"{path}.heads"), f"{'2 ' * bool(family.hybrid)}hidden_size {sign} {heads_of}"
     kv_heads = c.count("num_key_value_heads", "multi_query_group_num", path=f"{path}.kv_heads", derived=heads_of)
-    head_size = c.made(width) if sign == "/" else c.count(*keys, path=f"{path}.head_size", derived=width)
+    head_size = c.made(width) if is_made else c.count(*keys, path=f"{path}.head_size", derived=width)
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     v_head = c.count("v_head_dim", path=f"{path}.v_head", derived=head_size)
@@ -230,10 +225,11 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
     of_experts = SETS["of_experts"] | {family.keys.get(key, key) for key in SETS["of_experts"]}
     c.used |= set() if any(map(c.data.get, routed)) else of_experts
     words = ["dense"] * len(types)
-    has_some = {*routed} & family.defaults.keys() and family.config not in SETS["dense_without_experts"]
+    some = {*routed} & {*family.defaults} and family.config not in SETS["dense_without_experts"]
+    some = family.experts and (c.get(*routed) or some or not (family.width in family.usual or c.stated(family.width)))
     if family.single:
         words = [{"mlp": "dense", "moe": "moe", "both": "dense"}.get(WORDS[word], "none") for word in types]
-    elif family.experts and (c.get(*routed) or has_some or not (family.times or c.stated(family.width))):
+    elif some:
         words = fed_by(c, len(types))
     c.used |= {family.width} if "dense" not in words else set()
     c.used |= of_experts | {family.expert_width} if family.experts and not {"moe", "hash"} & {*words} else set()
@@ -242,12 +238,12 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
         view, path = c.view({}, keys), "model.feed_forward" if word == words[-1] else "model.others"
         if word == "none" or keys.get("absent", [False])[-1]:
             return {"kind": "none"}
-        biases = view.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
+        biases = view.flag(biased) if isinstance(biased := family.ffn_biases, str) else biased
         more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
         if word in ("moe", "hash"):
+            insist(biases in (False, biased), c.where_is(str(biased)), "no expert has biases", "true", CAPTURE)
             return _experts(view, path, has_bias=family.router_bias and word == "moe") | more
-        usual = f"{family.times} hidden_size" if family.times else None
-        width = view.count(family.width, path=f"{path}.width", derived=usual)
+        width = view.count(family.width, path=f"{path}.width")
         times, multiple = view.get("block_ffn_dim_multiplier"), view.count("block_multiple_of", derived=1)
         if view.flag("block_auto_adjust_ff_dim"):  # two thirds, times a factor, as a multiple of some number (LFM2)
             fits, where = times is None or (type(times) in (int, float) and 0 < times < 100), "block_ffn_dim_multiplier"

@@ -25,9 +25,8 @@ def _branch(value: object) -> str:
     return "name" if isinstance(value, str) else "inline"
 
 
-Named = Annotated[
-    Annotated[str, Tag("name")] | Annotated[Workload, Tag("inline")], Discriminator(_branch)
-]  # without a discriminator, faults of both branches would be told
+# Without a discriminator, faults of both branches would be told.
+Named = Annotated[Annotated[str, Tag("name")] | Annotated[Workload, Tag("inline")], Discriminator(_branch)]
 """A workload by its name in the catalogue or its path, or written here."""
 
 

@@ -178,9 +178,8 @@ class DecoderModel(Part):
     def layer(self, index: int) -> Layer:
         """Return the parts of a layer."""
         attention, part = self.attention, self.feed_forward
-        for other in self.others:
-            if other.holds(index):
-                attention, part = other.attention or attention, other.feed_forward or part
+        for other in (other for other in self.others if other.holds(index)):
+            attention, part = other.attention or attention, other.feed_forward or part
         return Layer(attention, part)
 
     @property
@@ -244,8 +243,6 @@ class DecoderModel(Part):
             width, wanted = getattr(part, "shifted", None), self.hidden if getattr(fed, "shifted", False) else None
             fits = width == wanted and not (part.beside and part.beside.shifted)
             require(fits, must, "others", "attention", "shifted", do=do)
-        must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
-        require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
         made, may_hand_on = set[object](), self.causal or not self.hands_on
         for attention in (self.layer(index).attention for index in range(self.layers)):
             fits = not isinstance(attention, Gqa) or not attention.reuses or attention.alike in made
@@ -269,6 +266,11 @@ class DecoderModel(Part):
             must = "a stem's first part says what it takes, and joins no rows; its last is as wide as the residual"
             is_made = bool(first.taken) and first.rows * first.pooled == 1 and last.width == self.hidden
             require(is_made, must, f"taken {first.taken}, rows {first.rows}, width {last.width}", "stem")
+        require(len(self.mergers) <= self.layers, "each is of a layer of its own", f"{len(self.mergers)}", "mergers")
+        linears, found = {"lm": self.head, "transform": self.head_transform}, ", ".join(self.head_biases)
+        must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
+        require(all(map(linears.get, self.head_biases)), must, found, "head_biases", do=do)
+        require(self.head or not self.head_transform, "a transform is that of a head", "no head", "head_transform")
         must, do = "a tied embedding has the rows of the vocabulary", "set it to false"
         found = f"{self.embedding_rows or 0:,} rows for {self.vocabulary:,}"
         require(not (self.embedding_rows and self.tied_embeddings), must, found, "tied_embeddings", do=do)

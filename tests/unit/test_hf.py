@@ -455,7 +455,7 @@ UNFIT: list[tuple[str, dict[str, Any], str]] = [
     (
         "deepseek_v3",
         GROUPED | {"num_experts_per_tok": 5},
-        "num_experts_per_tok: num_experts_per_tok is at most topk_group n_routed_experts / n_group, found 5 and 4",
+        "num_experts_per_tok: num_experts_per_tok is at most topk_group * n_routed_experts / n_group, found 5 and 4",
     ),
     ("mixtral", EXPERTS | {"num_experts_per_tok": 9}, "num_experts_per_tok is at most num_local_experts, found 9"),
     ("nemotron_h", {"hybrid_override_pattern": ["*", 1, "-", "M"]}, "hybrid_override_pattern: this is a list of one"),
