@@ -47,6 +47,7 @@ CHANGED: list[tuple[str, dict[str, Any]]] = [
     ("gpt_oss", {"attention_bias": False, "num_key_value_heads": 2}),
     ("granite", {"mlp_bias": True, "attention_bias": True}),
     ("helium", {"attention_bias": True}),
+    ("led", {"attention_window": [512, 256, 512, 256], "max_decoder_position_embeddings": 512}),
     ("jamba", {"expert_layer_offset": 0, "mamba_proj_bias": True}),
     ("lfm2", {"conv_bias": True, "block_auto_adjust_ff_dim": False}),
     ("lfm3", {"use_attention_gate": False}),
