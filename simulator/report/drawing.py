@@ -12,8 +12,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import cycle, pairwise
+from itertools import chain, cycle, pairwise
 from typing import IO, Any, cast
+from zlib import Z_RLE
 
 import numpy as np
 from matplotlib import rc_context, rcParams, rcParamsDefault
@@ -141,8 +142,8 @@ class Picture(Figure):
             if kind == "png":  # `savefig` would draw everything twice, and write that all is opaque
                 with self.legends_measured_once():
                     self._agg.draw()
-                pixels = np.ascontiguousarray(np.asarray(self._agg.buffer_rgba())[..., :3])
-                Image.fromarray(pixels).save(path, kind, compress_level=3, dpi=(self.dpi, self.dpi))
+                drawn = Image.fromarray(np.asarray(self._agg.buffer_rgba())).convert("RGB")
+                drawn.save(path, kind, compress_type=Z_RLE, dpi=(self.dpi, self.dpi))  # as small, and sooner done
             else:
                 self.savefig(path, format=kind, metadata={"Date": None})
 
@@ -194,6 +195,15 @@ def places(given: Given, height_in: float, shape: tuple[int, int] = (1, 1), **ho
     for ax in axes[:-1].flat if how.get("sharex") else ():
         ax.xaxis.set_visible(False)  # its ticks are those of the axis at the bottom, and each takes time
     return list(axes.flat)
+
+
+def emptied(ax: Axes) -> list[Axes]:
+    """Take all that was drawn out of the picture of axes, and return its axes: new ones take a quarter of its time."""
+    figure = picture(ax)
+    parts = [(*part.patches, *part.lines, *part.collections, *part.texts) for part in figure.axes]
+    for artist in (*figure.legends, *chain.from_iterable(parts)):
+        artist.remove()
+    return figure.axes
 
 
 def head(ax: Axes, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> None:

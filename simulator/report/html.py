@@ -12,7 +12,7 @@ from simulator.interrupts import no_garbage_search
 from simulator.metrics import peak_breakdown
 from simulator.metrics.rows import Row, chosen, of_ranks, with_measured
 from simulator.report import drawing, perfetto
-from simulator.report.drawing import picture
+from simulator.report.drawing import Drawn, emptied, picture
 from simulator.report.files import COMPARISON, folder_names
 from simulator.report.pictures import by_rank, comparison
 from simulator.report.readings import largest, usages
@@ -72,7 +72,7 @@ class Pages:
 
     def __init__(self, folder: Path, labels: Sequence[str], more: Callable[[Any, Path], None]) -> None:
         Image.preinit()  # imports what writes pictures: here, not in each fork
-        self.folder, self._more = folder, more
+        self.folder, self._more, self._drawn = folder, more, dict[tuple[int, int], Drawn]()
         self._folders = {label: folder / name for label, name in folder_names(labels).items()}
 
     @no_garbage_search()
@@ -86,7 +86,10 @@ class Pages:
         folder.mkdir()
         self._more(row, folder)
         perfetto.write(with_measured([row]), folder / _PERFETTO)
-        (folder / _TIMELINE).write_bytes(picture(timeline(row, content=shown)).png())
+        shape = len(shown.lanes), len(shown.memories)
+        given = emptied(self._drawn[shape]) if shape in self._drawn else None
+        self._drawn[shape] = timeline(row, given, content=shown)
+        (folder / _TIMELINE).write_bytes(picture(self._drawn[shape]).png())
         if row.is_job and row.is_ok:
             (folder / _RANKS).write_bytes(picture(by_rank(row)).png())
         return section

@@ -225,6 +225,17 @@ def test_the_same_picture_gives_the_same_bytes_whatever_a_session_or_a_users_fil
     assert first == second
 
 
+def test_a_timeline_in_the_axes_of_another_row_is_as_if_drawn_anew(results):
+    """Of the row before nothing shows through: no title, legend, limit, tick or curve."""
+    names = ("static", "reactive", "static")
+    anew = {name: results[name].timeline().figure.png() for name in names}
+    assert anew["static"] != anew["reactive"]
+    ax = results["reactive"].timeline()
+    for name in names:
+        ax = timeline.timeline(results[name], drawing.emptied(ax))
+        assert ax.figure.png() == anew[name]
+
+
 def test_the_timeline_names_its_lanes_units_and_limits(results):
     out = io.BytesIO()
     picture = results["static"].timeline().figure
