@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import formats, metrics
 from simulator.errors import CapacityError, ConfigError
+from simulator.interrupts import no_garbage_search
 from simulator.metrics.rows import Row, by_place
 from simulator.plan import Actions, Plan
 from simulator.processes import forked
@@ -77,9 +78,8 @@ class Result(Row):
         **more
             Further attributes.
         """
-        given = any(task.problem.gives_homes for task in case.tasks)
         about = (label, case.choice(label).policy, summary, case.job, case.hardware, max(case.rooms))
-        return cls(*about, homes_are_given=given, case=case, **more)
+        return cls(*about, homes_are_given=any(task.problem.gives_homes for task in case.tasks), case=case, **more)
 
     @property
     def status(self) -> str:
@@ -317,8 +317,7 @@ class Results(dict[str, Result]):
         """
         from simulator.report.pictures import comparison  # noqa: PLC0415 - drawing takes time to import
 
-        scenario = self.case.loaded.scenario
-        return comparison(list(self.values()), scenario.heading, ax)
+        return comparison(list(self.values()), self.case.loaded.scenario.heading, ax)
 
     def write(self, out: str | Path, command: str = "") -> None:
         """Write all results into a folder: tables, plans, pictures, Perfetto traces and a report.
@@ -367,7 +366,8 @@ def writing(out: str | Path, labels: Sequence[str]) -> Iterator[Pages]:
         As for `Results.write`, and the labels of all rows.
     """
     with files.replaced(Path(out)) as folder:
-        from simulator.report.html import Pages  # noqa: PLC0415 - imports matplotlib, which makes a folder
+        with no_garbage_search():  # nothing of a module is garbage
+            from simulator.report.html import Pages  # noqa: PLC0415 - imports matplotlib, which makes a folder
 
         yield Pages(folder, labels, _write_tables)
 
