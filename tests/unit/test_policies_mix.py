@@ -151,8 +151,17 @@ def test_what_fits_is_left_alone_and_what_cannot_fit_is_told():
 
 def test_a_rewritten_problem_is_tried_once_whatever_limits_lead_to_it():
     found = rewrites(problem(train(8), budget=40))
-    graphs = [one.problem.graph for one in found]
+    graphs = [one.written.problem.graph for one in found]
     assert all(graph != other for at, graph in enumerate(graphs) for other in graphs[:at])
+
+
+@pytest.mark.parametrize("budget", [16, 24, 40])
+def test_what_a_pass_tells_of_its_time_is_no_more_than_the_bound_of_what_it_leads_to(budget):
+    """So what is left out for it would be left out for its bound."""
+    found = rewrites(problem(train(8), budget=budget))
+    assert found
+    for one in found:
+        assert one.least_ns == one.written.problem.clock[-1] <= one.written.problem.bound_ns
 
 
 def test_a_witness_of_a_graph_that_is_too_large_to_rewrite_says_what_does_not_fit(monkeypatch):

@@ -250,7 +250,7 @@ def witness(problem: Problem, options: Options) -> Plan:
             rewritten = rewrites(problem, options.asked(problem)) if options.recompute else []
             if not rewritten:
                 raise
-        last = rewritten[-1]
+        last = rewritten[-1].written
         return last.translated(CandidateSearch(last.problem, options).first_fit().plan)
 
 
@@ -312,7 +312,10 @@ def _compile_mixes(problem: Problem, options: Options, pure: Compiled | Capacity
         return pure
     tried = rewrites(problem, options.asked(problem))
     most = max(1, LARGEST // len(problem.graph.ops))
-    for rewritten in (*tried[:-1][:_MIXES], *tried[-1:])[:most]:
+    for promising in (*tried[:-1][:_MIXES], *tried[-1:])[:most]:
+        if promising.least_ns * _GOOD_ENOUGH >= best_ns:
+            continue  # the lower bound, which takes long, would tell the same
+        rewritten = promising.written
         if rewritten.problem.bound_ns * _GOOD_ENOUGH >= best_ns:
             continue
         try:

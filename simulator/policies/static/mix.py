@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 from simulator.graph import Op
@@ -113,8 +114,38 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
     return rewritten
 
 
-def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewritten]:
-    """Search for the limit at which recompute and copies balance, and return the rewritten problems on the way.
+@dataclass(frozen=True, eq=False)
+class Rewrite:
+    """What a pass of `recompute` runs again, which takes about as long to write out as to choose.
+
+    Attributes
+    ----------
+    problem, chosen
+        The problem as given, and the pass.
+    """
+
+    problem: Problem
+    chosen: recompute.RecomputePass
+
+    @cached_property
+    def written(self) -> Rewritten:
+        """The rewritten problem."""
+        return rewrite(self.problem, self.chosen.plan())
+
+    @property
+    def least_ns(self) -> int:
+        """Time of its ops in line, which is part of the lower bound of the rewritten problem [ns]."""
+        is_plain = not (any(self.problem.streams) or self.problem.graph.meets)
+        return sum(self.problem.durations_ns) + self.chosen.again_ns if is_plain else 0
+
+    def differs(self, other: Rewrite) -> bool:
+        """Tell whether it leads to another graph."""
+        is_as_long = self.chosen.again_ns == other.chosen.again_ns
+        return not is_as_long or self.written.problem.graph != other.written.problem.graph
+
+
+def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewrite]:
+    """Search for the limit at which recompute and copies balance, and return the rewrites on the way.
 
     The one with the best bound comes first, and the best that needs no copies last; several limits may lead to the same
     problem, which is returned once.
@@ -134,21 +165,15 @@ def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewri
     walker = recompute.Walker(replace(problem, budget_bytes=math.inf, homes=homes))
     variants = product(recompute.TIME_WEIGHTS, walker.keeping(low))
     variant = min(variants, key=lambda variant: walker.walk(low, *variant).again_ns)
-
-    def rewritten(limit_bytes: float) -> Rewritten:
-        return rewrite(problem, walker.walk(limit_bytes, *variant).plan())
-
-    first = rewritten(low)
-    tried: list[Rewritten] = []
+    different, tried = [Rewrite(problem, walker.walk(low, *variant))], list[Rewrite]()
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        tried.append(rewritten(middle))
-        if tried[-1].problem.bound_ns > tried[-1].problem.clock[-1]:
+        tried.append(Rewrite(problem, walker.walk(middle, *variant)))
+        if tried[-1].written.problem.bound_ns > tried[-1].written.problem.clock[-1]:
             high = middle
         else:
             low = middle
-    different = [first]
-    for candidate in sorted(tried, key=lambda candidate: candidate.problem.bound_ns):
-        if all(candidate.problem.graph != other.problem.graph for other in different):
+    for candidate in sorted(tried, key=lambda candidate: candidate.written.problem.bound_ns):
+        if all(map(candidate.differs, different)):
             different.append(candidate)
-    return [*different[1:], first]
+    return [*different[1:], different[0]]
