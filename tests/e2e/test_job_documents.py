@@ -12,6 +12,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.cli import main
 from simulator.errors import ConfigError
+from simulator.run.sliders import WhatIf
 
 pytestmark = pytest.mark.usefixtures("pictures_are_blank")
 
@@ -98,6 +99,10 @@ def test_fields_of_programs_change_and_vary_like_others(story, capsys):
         ("sweep STORY --policy resident", "at ranks 6"),
         ("frontier STORY --policy resident --of workload.programs.tool.delay --such-that step<=2x", "resident"),
         ("crossover STORY --policy resident --policy static --of workload.programs.tool.delay", "static"),
+        (
+            "crossover STORY --policy resident --policy static --of workload.programs.train.ranks",
+            "at 3 neither runs: job loop",
+        ),
         ("validate STORY", "of 1 expectation none fails"),
         ("layout JOB", "4 ranks = act on 0-1, tool on 0-1, train on 2-3"),
         ("list jobs", "agentic_rl_colocated"),
@@ -107,6 +112,16 @@ def test_fields_of_programs_change_and_vary_like_others(story, capsys):
 def test_commands(story, capsys, command, said):
     names = {"STORY": story, "JOB": story.with_name("loop.yaml")}
     assert said in told(capsys, *(names.get(word, word) for word in command.split()))
+
+
+def test_a_job_has_sliders_for_its_machine_alone(story):
+    ask = WhatIf(story, policy="resident")
+    assert [*ask.usual] == ["bandwidth", "capacity"], "programs have sequences of their own"
+    assert ask(capacity=ask.usual["capacity"] // 2)["resident"].is_ok
+    with pytest.raises(
+        ConfigError, match="a slider is one of the scenario, found 'sequence'; use one of bandwidth, cap"
+    ):
+        ask(sequence=64)
 
 
 def test_the_origin_of_a_figure_is_that_of_its_workload(story):
