@@ -147,6 +147,10 @@ OTHER = f"""\
     ranks: 2
 edges:
   - {{from: train, to: other, weights: true}}"""
+READER = f"""\
+  other: {{workload: {{model: {MODEL}, phase: prefill, sequence: 32}}, ranks: train}}
+edges:
+  - {{from: other, to: train, weights: true}}"""
 CIRCLE = """\
 schema: hosim/job/1
 name: circle
@@ -210,6 +214,7 @@ BAD = {
         "from: train, to: act",
         "from: act, to: train",
     ),
+    "weights that other only reads; send them from who trains them": ("edges:", READER),
     "edges differ, found the same as edge 0": (
         "edges:",
         "edges:\n  - {from: train, to: act, weights: true, stale: 1}",
@@ -217,7 +222,7 @@ BAD = {
     "runs hand over tensors, in the same round, to a program behind": ("bytes: 1 kB", "bytes: 1 kB, each_run: true"),
     "with each_run one of both patterns has one *": ("bytes: 1 kB", 'tensors: {"x*": "y*"}, each_run: true'),
     "a part is of tensors, found bytes": ("bytes: 1 kB", "bytes: 1 kB, part: true"),
-    "adapters stay with their trainer": ("batch: 2,", "batch: 2, lora: {rank: 4},"),
+    "adapters stay there": ("batch: 2,", "batch: 2, lora: {rank: 4},"),
     "a receiver of weights holds them whole, found shards in other": ("edges:", OTHER),
     "ranks are a number, a list such as 0-3,6": ("ranks: act", "ranks: acts"),
     "a weight has one shape and one format on both sides, found 'embed/tokens.weight'": (
