@@ -75,8 +75,8 @@ class Compute(Rates):
 
 
 _NUMBER = BeforeValidator(lambda text: float(text[:-1]) if fullmatch(r"\d+(\.\d+)?x", str(text)) else text)  # 0.8x
-_EITHER = WithJsonSchema({"type": ["number", "string"], "pattern": "^[0-9.]+x$", "exclusiveMinimum": 0, "maximum": 10})
-Factor = Annotated[float, _NUMBER, Field(gt=0, le=10, strict=True), _EITHER]
+_FORMS = [{"type": "number", "exclusiveMinimum": 0, "maximum": 10}, {"type": "string", "pattern": "^[0-9.]+x$"}]
+Factor = Annotated[float, _NUMBER, Field(gt=0, le=10, strict=True), WithJsonSchema({"anyOf": _FORMS})]
 """How many times as fast: above 10 is no other device of a kind, but a share in percent."""
 
 
