@@ -202,7 +202,6 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
     must, do = "a program gets weights from one that has the same model", "name such programs"
     odd = next((name for name in receiver.weights or [receiver.name] if name not in sender.weights), None)
     insist(odd is None, where, must, f"{odd!r}, which {sender.name} does not have", do)
-    zero_stage = sender.work.parallel.zero_stage if sender.work else 0
     trains, learns = (end.work is not None and end.work.phase == "train" for end in ends)
     must, do = "a receiver of weights holds them whole", "set its zero_stage below 3"
     insist(not receiver.work or receiver.work.parallel.zero_stage < 3, where, must, f"shards in {receiver.name}", do)
@@ -215,7 +214,7 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
         must, do = "a weight has one shape and one format on both sides", "give both like dtypes"
         found = f"{name!r} of {shape} and {other_is[0]}, {size} and {other_is[1]} B an element"
         insist((shape, size) == other_is, where, must, found, do)
-        held, wanted = sender.held(name, zero_stage), receiver.held(name)
+        held, wanted = sender.held(name, sender.work.parallel.zero_stage if sender.work else 0), receiver.held(name)
         shared = frozenset(rank for rank, box in wanted.items() if held.get(rank) == box and not stale)
         sent = messages(held, {rank: box for rank, box in wanted.items() if rank not in shared})
         got = {pair: (wanted[pair[1]], int(elements * size)) for pair, elements in sent.items()}
