@@ -218,14 +218,14 @@ def _device_terms(timing: Timing, hardware: Hardware, sharers: Mapping[str, int]
     leads and tails come from: of the device's own ops this then holds for runs of one step only, and of those of hosts
     where ranks that are alike do the same at the same times, so that their windows are one.
     """
-    graph, at_once = timing.precedence.whole, sharers.get(f"memory.{hardware.tier_names[hardware.host_tier_id]}", 1)
+    graph, cores, reached, at_once = timing.precedence.whole, hardware.host_compute, FULL_RATE, 1
     is_alone = timing.precedence.is_contended and not (graph.meets and graph.steps > 1)
+    if cores and (rate := hardware.tiers[cores.tier].bandwidth_bytes_per_s):  # their share is of whole B/s, rounded up
+        reached = min(reached, math.ceil((cores.largest_share + 1 / rate) * FULL_RATE))
+        at_once = sharers.get(f"memory.{cores.tier}", 1)
     ends = zip(graph.ops, timing.leads_ns, timing.tails_ns, strict=True)
     ops = [(op, at_once if op.device == HOST else 1, lead, tail) for op, lead, tail in ends]
     ops = [*(of for of in ops if (is_alone if of[0].device != HOST else not graph.meets)), *timing.hosted]
-    cores, reached = hardware.host_compute, FULL_RATE
-    if cores and (rate := hardware.tiers[cores.tier].bandwidth_bytes_per_s):  # their share is of whole B/s, rounded up
-        reached = min(reached, math.ceil((cores.largest_share + 1 / rate) * FULL_RATE))
     inside: dict[str, list[tuple[int, int, int]]] = {}
     for op, ranks, lead_ns, tail_ns in ops:
         if min(lead_ns, tail_ns) >= 0 and op.collective is None and op.duration_ns is None:

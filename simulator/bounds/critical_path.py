@@ -317,7 +317,7 @@ class Team:
         meets = any(graph.meets for graph in self.job.graphs)
         network = RankNetwork(kinds, self._meetings(leads), may_repeat=may_repeat) if meets else None
         for position, (kind, lead) in enumerate(zip(kinds, leads, strict=True)):
-            beside = self._beside(lead, leads)
+            beside = self._beside(lead, leads) if network else {}
             timing = network.timing(position, beside) if network else Timing.alone(*kind, may_repeat=may_repeat)
             timings[graph_of[lead]] = _merged(timings.get(graph_of[lead], timing), timing)
         return tuple(timings[graph] for graph in range(len(self.job.graphs)))
