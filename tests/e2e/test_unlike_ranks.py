@@ -57,7 +57,7 @@ def test_a_rank_that_does_not_run_has_no_effect(tmp_path, capsys, change, told):
 
 
 def test_what_is_wrong_of_several_paces_names_its_rank_and_field():
-    with pytest.raises(ConfigError, match=r"set, ranks\.2\.compute: input should be a valid number, found 'x'"):
+    with pytest.raises(ConfigError, match=r"set, ranks\.2\.compute: this is a number, found 'x'"):
         catalog.resolve("llama3_8b_16_replicas", {"ranks": {"1": {"compute": 0.5}, "2": {"compute": "x"}}})
 
 
