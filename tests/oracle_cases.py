@@ -267,6 +267,44 @@ def hosted(draw) -> Run:
 
 
 @st.composite
+def hosts_that_meet(draw, max_steps: int = 3) -> Run:
+    """Ranks of one or two kinds whose ops of the host share cores, and which meet: those of a kind do the same."""
+    ranks = draw(st.sampled_from([2, 4, 4]))
+    document, graph = draw(clusters(ranks)).model_dump(by_alias=True), draw(graphs(max_ops=8, max_steps=max_steps))
+    document["tiers"]["ddr"] |= {"bandwidth": draw(st.sampled_from(["0.2 GB/s", "0.5 GB/s", "2 GB/s"]))}
+    document["tiers"]["ddr"]["scope"] = draw(st.sampled_from(["node", "node", "supernode"]))
+    document["host_compute"] = {
+        "tier": "ddr", "peak": {"bf16": "1 GFLOP/s"}, "launch": draw(st.sampled_from(["0 ns", "3 ns"])),
+        "achieved_bandwidth": draw(st.sampled_from([1.0, 0.6])), "class_bandwidth": {"vector": 0.3},
+    }  # fmt: skip
+    hardware = Hardware.model_validate(document)
+    groups = [Group("all", (tuple(range(ranks)),)), Group("each", tuple((r,) for r in range(ranks)))]
+    does = [draw(st.sampled_from(["host", "host", "meet", "own"])) for _ in graph.ops]
+    met = {
+        op: Collective(CollectiveKind("all_reduce"), draw(st.sampled_from(groups)).name, draw(st.integers(0, 60)))
+        for op, what in enumerate(does)
+        if what == "meet"
+    }
+    streams, kinds = {"all": draw(st.sampled_from([0, 0, 2])), "each": 3}, draw(st.integers(1, 2))
+    budget, of_kind = 1, list[Program]()
+    for _ in range(kinds):
+        ops = [replace(op, duration_ns=draw(st.integers(0, 30))) for op in graph.ops]
+        for i, what in enumerate(does):
+            if what == "meet":
+                about = {"kind": OpKind.COLLECTIVE, "collective": met[i], "duration_ns": None, "repeatable": False}
+                ops[i] = replace(ops[i], **about)
+            elif what == "host":
+                work = {"flops": draw(st.integers(0, 40)), "read_bytes": draw(st.integers(0, 60))}
+                of_class = draw(st.sampled_from(["vector", "matmul"]))
+                ops[i] = replace(ops[i], device="host", stream=1, duration_ns=None, op_class=of_class, **work)
+        mine = replace(graph, ops=tuple(ops), groups=tuple(groups))
+        walk = _walk(draw, mine, hardware, {op: streams[c.group] for op, c in met.items()})
+        budget = max(budget, walk.peak[HBM])
+        of_kind.append(Program(mine, _plan(walk, mine, hardware), durations_ns(mine, hardware)))
+    return Run([of_kind[rank % kinds] for rank in range(ranks)], hardware, budget)
+
+
+@st.composite
 def loading(draw) -> Run:
     """One or two ranks whose kernels may read some weights in place, over links with copies, in tiers of their node."""
     document, graph = draw(machines()).model_dump(by_alias=True), draw(graphs(max_ops=8, max_steps=3))

@@ -83,10 +83,10 @@ it shares. So all staged links over a link (or bus) count with it, and add nothi
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from heapq import heappop, heappush
 
 from simulator.bounds.capacity import infeasible as infeasible
 from simulator.bounds.capacity import raise_advice as raise_advice
@@ -208,33 +208,56 @@ class Limits:
 def _device_terms(timing: Timing, hardware: Hardware, sharers: Mapping[str, int]) -> dict[str, int]:
     """Bound a step by what each unit of a device, and its memory, do in it, where several streams share them.
 
-    So does the host always, and `sharers` of its memory, which do the same at the same time, do so there as well.
+    So do the cores of the host always, for all ranks that share them: `Timing.hosted` where ranks meet, else `sharers`
+    of its memory, which do the same at the same time.
 
     *Proof.* An op that surely starts after the window has begun (its lead is known) and ends before the window does
     (its tail is known) does all its arithmetic in it, and moves all its traffic. No unit computes faster than at its
-    peak, nor does the memory carry more than its bandwidth (semantics, rule 10). Where ranks meet, windows of several
-    ranks are on the paths that leads and tails come from, so that this holds for runs of one step only.
+    peak, nor does the memory carry more than its bandwidth, or for cores more than the largest share of it that an
+    op of theirs reaches alone (semantics, rule 10). Where ranks meet, windows of several ranks are on the paths that
+    leads and tails come from: of the device's own ops this then holds for runs of one step only, and of those of hosts
+    where ranks that are alike do the same at the same times, so that their windows are one.
     """
-    graph, is_contended = timing.precedence.whole, timing.precedence.is_contended
-    if not (is_contended or graph.on_host) or (graph.meets and graph.steps > 1):
-        return {}
+    graph, cores, reached, at_once = timing.precedence.whole, hardware.host_compute, FULL_RATE, 1
+    is_alone = timing.precedence.is_contended and not (graph.meets and graph.steps > 1)
+    if cores and (rate := hardware.tiers[cores.tier].bandwidth_bytes_per_s):  # their share is of whole B/s, rounded up
+        reached = min(reached, math.ceil((cores.largest_share + 1 / rate) * FULL_RATE))
+        at_once = sharers.get(f"memory.{cores.tier}", 1)
     ends = zip(graph.ops, timing.leads_ns, timing.tails_ns, strict=True)
-    inside = [
-        op
-        for op, lead, tail in ends
-        if min(lead, tail) >= 0
-        and op.collective is None
-        and op.duration_ns is None
-        and (is_contended or op.device == HOST)
-    ]
-    work: Counter[str] = Counter()
-    for op in inside:
-        unit, _, arithmetic = unit_work(op, hardware)
-        tier = device_of(op, hardware).tier
-        ranks = sharers.get(f"memory.{tier}", 1) if op.device == HOST else 1
-        work[f"{unit} unit{' of the host' if op.device == HOST else ''}"] += ranks * arithmetic
-        work[f"memory {tier}"] += ranks * roofline(op, hardware)[1]
-    return {name: ceil_div(total, FULL_RATE) for name, total in work.items() if total}
+    ops = [(op, at_once if op.device == HOST else 1, lead, tail) for op, lead, tail in ends]
+    ops = [*(of for of in ops if (is_alone if of[0].device != HOST else not graph.meets)), *timing.hosted]
+    inside: dict[str, list[tuple[int, int, int]]] = {}
+    for op, ranks, lead_ns, tail_ns in ops:
+        if min(lead_ns, tail_ns) >= 0 and op.collective is None and op.duration_ns is None:
+            unit, _, arithmetic = unit_work(op, hardware)
+            share, of = (reached, " of the host") if op.device == HOST else (FULL_RATE, "")
+            traffic = ceil_div(ranks * roofline(op, hardware)[1] * FULL_RATE, share)
+            inside.setdefault(f"{unit} unit{of}", []).append((lead_ns, ranks * arithmetic, tail_ns))
+            inside.setdefault(f"memory {device_of(op, hardware).tier}", []).append((lead_ns, traffic, tail_ns))
+    return {name: least_ns for name, ops in inside.items() if (least_ns := _served_ns(ops))}
+
+
+def _served_ns(ops: Sequence[tuple[int, int, int]]) -> int:
+    """Bound the window in which something serves ops by the lead, the work [2^-32 ns] and the tail of each [ns].
+
+    *Proof.* Of any set of ops the least lead, the sum of all work and the least tail lie one after another in the
+    window. The largest such sum is the time that serving takes if the op with the longest tail is always served first,
+    and others wait, begun or not (Jackson's preemptive schedule).
+    """
+    waiting, clock, least = list[tuple[int, int]](), 0, 0
+    coming = sorted(((lead * FULL_RATE, work, tail * FULL_RATE) for lead, work, tail in ops if work), reverse=True)
+    while coming or waiting:
+        clock = clock if waiting else max(clock, coming[-1][0])
+        while coming and coming[-1][0] <= clock:
+            _, work, tail = coming.pop()
+            heappush(waiting, (-tail, work))
+        tail, work = heappop(waiting)
+        served = min(work, coming[-1][0] - clock) if coming else work
+        clock += served
+        if served < work:
+            heappush(waiting, (tail, work - served))
+        least = max(least, clock - tail)
+    return ceil_div(least, FULL_RATE)
 
 
 def mean_step(graph: Graph, hardware: Hardware, homes: Sequence[int]) -> Bound:

@@ -43,13 +43,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
 
 from simulator.bounds.precedence import Precedence
 from simulator.cost import durations_ns
-from simulator.graph import Job, Roles
+from simulator.graph import Job, Op, Roles
 from simulator.hardware import Hardware
 from simulator.trace import instances
 
@@ -87,6 +87,9 @@ class Timing:
         or because it shared the device there.
     outlasting
         Tensors whose copies may outlast a step because dynamic reads may choose them, where the graph does not say so.
+    hosted
+        Ops of the host, of all ranks that share its cores, in the same window: each with the number of ranks that run
+        it there at the same time, its lead and its tail [ns]. Where no ranks meet, those of this graph stand for them.
     """
 
     precedence: Precedence
@@ -96,6 +99,7 @@ class Timing:
     path_ns: int
     shorter_ns: int = 0
     outlasting: frozenset[int] = frozenset()
+    hosted: tuple[tuple[Op, int, int, int], ...] = ()
 
     @cached_property
     def staying(self) -> frozenset[int]:
@@ -125,7 +129,7 @@ class Timing:
             leads = [end - took for end, took in zip(ends, durations_ns, strict=True)]
             shorter_ns = _STRETCHED if precedence.is_stretched and precedence.graph.steps > 1 else 0
             return cls(precedence, durations_ns, leads, [total - end for end in ends], total, shorter_ns)
-        return RankNetwork([(precedence, durations_ns)], {}, may_repeat=may_repeat).timing(0)
+        return RankNetwork([(precedence, durations_ns)], {}, may_repeat=may_repeat).timing(0, {})
 
 
 class RankNetwork:
@@ -186,8 +190,8 @@ class RankNetwork:
                     in_order.append(later)
         return in_order
 
-    def timing(self, kind: int) -> Timing:
-        """Return the timing of a kind of rank."""
+    def timing(self, kind: int, beside: Mapping[int, int]) -> Timing:
+        """Return the timing of a kind of rank, beside which so many of each kind share the cores of the host."""
         precedence, durations_ns = self._kinds[kind]
         starts, rests = self._window(kind) if precedence.graph.steps > 1 else self._whole
         nodes = [self._node[self._at(kind, op)] for op in range(len(durations_ns))]
@@ -197,7 +201,14 @@ class RankNetwork:
             last = nodes[precedence.last]
             path = max(0, starts[last] + self._took_ns[last])
         shorter_ns = _STRETCHED if precedence.is_stretched else 0
-        return Timing(precedence, durations_ns, [starts[node] for node in nodes], tails, path, shorter_ns)
+        hosted = tuple(
+            (self._kinds[other][0].whole.ops[op], ranks, starts[node], rests[node] - self._took_ns[node])
+            for other, ranks in (beside if precedence.graph.meets else {}).items()
+            for op in self._kinds[other][0].whole.on_host
+            for node in range(self._first[other] + op, self._first[other + 1], len(self._kinds[other][1]))
+        )
+        leads = [starts[node] for node in nodes]
+        return Timing(precedence, durations_ns, leads, tails, path, shorter_ns, hosted=hosted)
 
     @cached_property
     def _whole(self) -> tuple[list[int], list[int]]:
@@ -238,12 +249,15 @@ class Team:
         For each graph the time of each op alone, on the first rank that runs it [ns].
     streams
         For each graph the stream of each op.
+    draws
+        Whether each rank draws for itself what its dynamic reads choose.
     """
 
     job: Job
     hardware: Hardware
     times_ns: tuple[Sequence[int], ...]
     streams: tuple[tuple[int, ...], ...]
+    draws: bool = False
 
     @cached_property
     def devices(self) -> Sequence[Hardware]:
@@ -303,9 +317,22 @@ class Team:
         meets = any(graph.meets for graph in self.job.graphs)
         network = RankNetwork(kinds, self._meetings(leads), may_repeat=may_repeat) if meets else None
         for position, (kind, lead) in enumerate(zip(kinds, leads, strict=True)):
-            timing = network.timing(position) if network else Timing.alone(*kind, may_repeat=may_repeat)
+            beside = self._beside(lead, leads) if network else {}
+            timing = network.timing(position, beside) if network else Timing.alone(*kind, may_repeat=may_repeat)
             timings[graph_of[lead]] = _merged(timings.get(graph_of[lead], timing), timing)
         return tuple(timings[graph] for graph in range(len(self.job.graphs)))
+
+    def _beside(self, lead: int, leads: Sequence[int]) -> dict[int, int]:
+        """Count the ranks of each kind, of the first ranks of all, that share the cores of the host with one.
+
+        None in runs of several steps of which it is not known that ranks that are alike do the same at the same times.
+        """
+        host, is_whole = self.hardware.host_compute, all(graph.steps == 1 for graph in self.job.graphs)
+        if host is None or not (is_whole or self._is_ample):
+            return {}
+        sharing = self.hardware.topology.sharing[self.hardware.tiers[host.tier].scope]
+        first = lead // sharing * sharing
+        return {leads.index(rank): n for rank, n in Counter(self.first_alike[first : first + sharing]).items()}
 
     def _times_ns(self, rank: int) -> Sequence[int]:
         graph = self.job.graph_of[rank]
@@ -343,8 +370,8 @@ class Team:
 
     @cached_property
     def _is_ample(self) -> bool:
-        """Whether each tier that ranks share holds all that they could bring there, and none draws its delays."""
-        if any(graph.spreads for graph in self.job.graphs):
+        """Whether each tier that ranks share holds all that they could bring there, and none draws for itself."""
+        if self.draws or any(graph.spreads for graph in self.job.graphs):
             return False
         sizes = [sum(tensor.size_bytes for tensor in graph.tensors) for graph in self.job.graphs]
         most = sum(sizes[graph] for graph in self.job.graph_of)
@@ -356,4 +383,4 @@ def _merged(first: Timing, second: Timing) -> Timing:
     times = ((timing.durations_ns, timing.leads_ns, timing.tails_ns) for timing in (first, second))
     durations, leads, tails = ([*map(min, *both)] for both in zip(*times, strict=True))
     path_ns = max(first.path_ns, second.path_ns)
-    return Timing(first.precedence, durations, leads, tails, path_ns, first.shorter_ns)
+    return replace(first, durations_ns=durations, leads_ns=leads, tails_ns=tails, path_ns=path_ns)

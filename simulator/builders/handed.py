@@ -202,7 +202,7 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
     must, do = "a program gets weights from one that has the same model", "name such programs"
     odd = next((name for name in receiver.weights or [receiver.name] if name not in sender.weights), None)
     insist(odd is None, where, must, f"{odd!r}, which {sender.name} does not have", do)
-    zero_stage, trains = (sender.work.parallel.zero_stage, sender.work.phase == "train") if sender.work else (0, False)
+    trains, learns = (end.work is not None and end.work.phase == "train" for end in ends)
     must, do = "a receiver of weights holds them whole", "set its zero_stage below 3"
     insist(not receiver.work or receiver.work.parallel.zero_stage < 3, where, must, f"shards in {receiver.name}", do)
     blocks: dict[tuple[str, frozenset[int]], dict[str, dict[tuple[int, ...], tuple[HeldSlice, int]]]] = {}
@@ -214,15 +214,15 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
         must, do = "a weight has one shape and one format on both sides", "give both like dtypes"
         found = f"{name!r} of {shape} and {other_is[0]}, {size} and {other_is[1]} B an element"
         insist((shape, size) == other_is, where, must, found, do)
-        held, wanted = sender.held(name, zero_stage), receiver.held(name)
+        held, wanted = sender.held(name, sender.work.parallel.zero_stage if sender.work else 0), receiver.held(name)
         shared = frozenset(rank for rank, box in wanted.items() if held.get(rank) == box and not stale)
         sent = messages(held, {rank: box for rank, box in wanted.items() if rank not in shared})
         got = {pair: (wanted[pair[1]], int(elements * size)) for pair, elements in sent.items()}
         blocks.setdefault((name.partition("/")[0], shared), {})[name] = got
-    must, do = "weights sent are trained", "train the weights of {}: adapters stay with their trainer"
     is_moved = any(chain.from_iterable(weights.values() for weights in blocks.values()))
-    found, do = f"weights that {sender.name} only reads", do.format(receiver.name)
-    insist(blocks and (trains or not is_moved), where, must, found, do)
+    must, found = "weights sent are trained", f"weights that {sender.name} only reads"
+    do = "send them from who trains them; adapters stay there, and readers share what lies alike on their ranks"
+    insist(blocks and (trains or not (learns or is_moved)), where, must, found, do)
     parts = list[Handed]()
     for (block, shared), weights in blocks.items():
         alike, tensors = dict[tuple[Any, ...], list[int]](), tuple(weights)

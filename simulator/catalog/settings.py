@@ -122,7 +122,7 @@ def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
             places.append((path, change.where))
 
     def place(*path: str) -> str:
-        near = [where for other, where in places if path[: len(other)] == other[: len(path)]]
+        near = [".".join((where, *path[len(of) :])) for of, where in places if path[: len(of)] == of[: len(path)]]
         return near[-1] if near else f"{model.__name__.lower().removesuffix('document')}, {'.'.join(path)}"
 
     return validated(model, data, "set", place)

@@ -8,7 +8,7 @@ from math import ceil, floor, inf
 from re import fullmatch
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool
+from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, WithJsonSchema
 
 from simulator.document import MOST_RANKS, Count, Key, OpClass, Part, Ranks, Share
 from simulator.hardware.memory import Tier
@@ -75,7 +75,8 @@ class Compute(Rates):
 
 
 _NUMBER = BeforeValidator(lambda text: float(text[:-1]) if fullmatch(r"\d+(\.\d+)?x", str(text)) else text)  # 0.8x
-Factor = Annotated[float, _NUMBER, Field(gt=0, le=10, strict=True)]
+_FORMS = [{"type": "number", "exclusiveMinimum": 0, "maximum": 10}, {"type": "string", "pattern": "^[0-9.]+x$"}]
+Factor = Annotated[float, _NUMBER, Field(gt=0, le=10, strict=True), WithJsonSchema({"anyOf": _FORMS})]
 """How many times as fast: above 10 is no other device of a kind, but a share in percent."""
 
 
@@ -128,10 +129,9 @@ def check_paces(ranks: Mapping[str, DevicePace], memory: Tier, devices: int) -> 
         must, do = "the device of a rank has one pace", "let them have no rank in common"
         require(span(key).start >= end, must, f"{before!r} and {key!r}", "ranks", key, do=do)
         end, before = span(key).stop, key
-        size, reserved = _times(memory.capacity_bytes, decimal(ranks[key].capacity)), memory.reserved_bytes
-        must, found = "reserved memory is part of the capacity", f"{reserved:,} of {size:,} B"
-        path, do = ("ranks", key, "capacity"), "lower what is reserved"
-        require(reserved <= size * memory.taken_fraction, must, found, *path, do=do)
+        size, kept = _times(memory.capacity_bytes, decimal(ranks[key].capacity)), memory.reserved_bytes
+        must, do = "reserved memory is part of the capacity", "lower what is reserved"
+        require(kept <= size * memory.taken_fraction, must, f"{kept:,} of {size:,} B", "ranks", key, "capacity", do=do)
 
 
 class Topology(Part):

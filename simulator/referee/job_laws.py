@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise, zip_longest
+from itertools import accumulate, pairwise, product, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,31 +187,35 @@ def _wait_in_a_circle(lines: Sequence[_Line]) -> bool:
 
     Meetings are numbers here, so that those of many ranks are told apart at once; which they are is asked of few jobs.
     """
-    most, teams = max(len(line.ops) for line in lines), dict[tuple[str, Members], int]()
-    pairs = list[np.ndarray[Any, np.dtype[np.int64]]]()
-    for roles, ops, ranks in lines:
-        met, turns = Counter[Call](), list[int]()
+    times, pairs = dict[tuple[str, Members], int](), list[np.ndarray[Any, np.dtype[np.int64]]]()
+    counts = [Counter(line.roles.calls[op] for op, _ in line.ops) for line in lines]
+    for (roles, _, ranks), met in zip(lines, counts, strict=True):
+        for rank, (call, count) in product(ranks, met.items()):
+            team = call.group, roles.members[call][rank]
+            times[team] = max(count, times.get(team, 0))
+    begins, total = dict(zip(times, accumulate(times.values(), initial=0), strict=False)), sum(times.values())
+    for (roles, ops, ranks), met in zip(lines, counts, strict=True):
+        places, before, turns = {call: i for i, call in enumerate(met)}, Counter[Call](), list[int]()
         for op, _ in ops:
-            turns.append(met[roles.calls[op]])
-            met[roles.calls[op]] += 1
-        places = {call: i for i, call in enumerate(met)}
+            turns.append(before[roles.calls[op]])
+            before[roles.calls[op]] += 1
         calls = np.array([places[roles.calls[op]] for op, _ in ops], np.int64)
         in_turn = sorted(range(len(ops)), key=lambda i: ops[i][1])
         follows = [pair for pair in pairwise(in_turn) if ops[pair[0]][1] == ops[pair[1]][1]]
+        neighbours, counted_turns = np.array(follows, np.int64).reshape(-1, 2), np.array(turns, np.int64)
         for rank in ranks:
-            of_rank = [teams.setdefault((call.group, roles.members[call][rank]), len(teams)) for call in met]
-            meetings = np.array(of_rank, np.int64)[calls] * most + np.array(turns, np.int64)
-            pairs.append(meetings[np.array(follows, np.int64).reshape(-1, 2)])
-    meetings, ids = np.unique(np.concatenate(pairs), return_inverse=True)
-    befores, afters = np.divmod(np.unique(ids.reshape(-1, 2) @ [len(meetings), 1]), max(1, len(meetings)))
-    waits, behind = np.bincount(afters, minlength=len(meetings)).tolist(), afters.tolist()
-    first = np.searchsorted(befores, np.arange(len(meetings) + 1)).tolist()
+            of_rank = np.array([begins[call.group, roles.members[call][rank]] for call in met], np.int64)
+            pairs.append((of_rank[calls] + counted_turns)[neighbours] @ np.array([total, 1]))
+    steps = np.sort(np.concatenate(pairs))  # each is of all that meet there
+    befores, afters = np.divmod(steps[np.diff(steps, prepend=-1) > 0], max(1, total))
+    waits, behind = np.bincount(afters, minlength=total).tolist(), afters.tolist()
+    first = np.searchsorted(befores, np.arange(total + 1)).tolist()
     ready = [meeting for meeting, count in enumerate(waits) if not count]
     for meeting in ready:  # it grows meanwhile
         for other in behind[first[meeting] : first[meeting + 1]]:
             waits[other] -= 1
             ready += [] if waits[other] else [other]
-    return len(ready) < len(meetings)
+    return len(ready) < total
 
 
 def _circle(job: Job, plans: Sequence[Plan], steps: Sequence[tuple[int, str]]) -> PlanError:

@@ -242,7 +242,7 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Ques
     answer = f"Over {question.of}, {where}."
     if len(rows) == 1:
         answer = f"{listed(names)} do not swap between {question.of} {low} and {high}: {_faster(rows[0], names)}."
-    tries = f"hosim tried {len(tried) // 2} {question.size} from {low} to {high}"
+    tries = f"hosim tried {len({row[question.of] for row in tried})} {question.size} from {low} to {high}"
     premise = f"{tries}; two crossovers between neighbouring values would be missed."
     return SweepView(title, [Section(columns=columns)], [answer, premise], [_steps_over(tried, question)])
 
@@ -256,7 +256,8 @@ def _faster(row: Row, names: Sequence[str]) -> str:
     """Say which of two rows is faster in a range."""
     if row["faster"] in names:
         return f"{row['faster']} is faster"
-    return "both take equally long" if row["faster"] == "tie" else "neither runs"
+    why = f": {row['notes']}" if "notes" in row else ""
+    return "both take equally long" if row["faster"] == "tie" else f"neither runs{why}"
 
 
 _LEAST = 0.005

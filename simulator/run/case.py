@@ -310,10 +310,9 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
     ran = zip(job.graphs, times, map(job.ranks_of, range(len(times))), strict=True)
     measured = [draws.measured_ns(*of_graph) for of_graph in ran]
     streams = tuple(bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs)
-    certain = replace(
-        job, graphs=tuple(draws.least(graph, job.ranks_of(i)).certain for i, graph in enumerate(job.graphs))
-    )
-    team = bounds.Team(certain, hardware, tuple(measured), streams)
+    certain = [draws.least(graph, job.ranks_of(i)).certain for i, graph in enumerate(job.graphs)]
+    are_drawn = any(graph.dynamic_reads for graph in job.graphs) and not draws.are_alike
+    team = bounds.Team(replace(job, graphs=tuple(certain)), hardware, tuple(measured), streams, are_drawn)
     groups = turns(job, hardware, shared) if shared else ()
     rooms, tasks = hardware.rooms(job.ranks, scenario.budget_bytes), list[Task]()
     for i, (graph, home) in enumerate(zip(job.graphs, homes, strict=True)):

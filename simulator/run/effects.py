@@ -62,14 +62,14 @@ def idle_line(
     str or None
         A line such as ``without effect here: tiers.ddr.bandwidth (...).``; None if there are no such fields.
     """
-    loaded = case.loaded
-    scenario, machine = loaded.scenario, loaded.hardware
+    loaded, scenario, machine = case.loaded, case.loaded.scenario, case.loaded.hardware
     asked = {kind: sorted(path for of, path in loaded.asked if of == kind) for kind in DOCUMENTS}
     of_machine = {**machine.unread, **_of_machine(case, rows or scenario.policies, runtimes)}
     of_machine |= {} if is_served else {"host.serving.*": _SERVED}
     if loaded.software is None or loaded.software.cores.sockets == 1:
         of_machine["host_compute.sockets"] = "no software says what a further one adds"
-    idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
+    paces = [f"ranks.{key}.*" for key in machine.ranks if "ranks" in asked["hardware"]]
+    idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"], *paces], of_machine))
     idle |= own_unread(machine)
     if loaded.software:
         of_software = unread(machine, loaded.software, loaded.workload)

@@ -275,7 +275,8 @@ def crossover(
     -------
     Sweep
         A row for each range in which the same policy is faster: ``faster`` (``tie``, or ``neither`` if none runs), the
-        ends ``from`` and ``to``, and the step of each policy at both; ``points`` has all rows tried.
+        ends ``from`` and ``to``, the step of each policy at both, and ``notes``, why a document cannot have the first
+        value; ``points`` has all rows tried.
 
     Raises
     ------
@@ -298,21 +299,19 @@ def crossover(
     points = [(value,) for value in sorted({*scanned})]
     study = Study(search.base, both, (search.axis,), points, values, lambda a, b: _faster(a) != _faster(b))
     tried = sweep([study], progress=progress)
-    ranges = []
-    for faster, group in groupby(zip(tried[::2], tried[1::2], strict=True), key=_faster):
-        pairs = [*group]
-        first, last = pairs[0], pairs[-1]
-        ends = {"faster": faster, "from": first[0][question.of], "to": last[0][question.of]}
-        for end, pair in (("from", first), ("to", last)):
-            ends |= {f"{end}_{row['policy']}_ns": row.get("step_ns") for row in pair}
-        ranges.append(ends)
+    ranges, by_value = [], grouped(tried, itemgetter(question.of)).items()
+    for faster, group in groupby(by_value, key=lambda pair: _faster(pair[1])):
+        (first, begun), (last, ended) = itemgetter(0, -1)([*group])
+        ends = {"faster": faster, "from": first, "to": last}
+        for end, rows in (("from", begun), ("to", ended)):
+            ends |= {f"{end}_{row['policy']}_ns": row.get("step_ns") for row in rows if "policy" in row}
+        ranges.append(ends if "policy" in begun[0] else {**ends, "notes": begun[0]["notes"]})
     view = crossover_view(ranges, tried, names, question, loaded.scenario.heading)
     return Sweep("crossover", [loaded], ranges, view, {"points": tried})
 
 
-def _faster(pair: Sequence[Row]) -> str:
-    """Name the one of two rows that has the shorter step."""
-    steps = [row["step_ns"] if row["status"] == "ok" else math.inf for row in pair]
-    if steps[0] == steps[1]:
-        return "tie" if steps[0] < math.inf else "neither"
-    return str(pair[0 if steps[0] < steps[1] else 1]["policy"])
+def _faster(rows: Rows) -> str:
+    """Name the one of two rows that has the shorter step; a value that cannot be has neither."""
+    ran = sorted((row["step_ns"], row["policy"]) for row in rows if row["status"] == "ok")
+    is_tied = len({step_ns for step_ns, _ in ran}) < len(ran)
+    return "tie" if is_tied else str(ran[0][1]) if ran else "neither"

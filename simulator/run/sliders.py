@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import catalog
 from simulator.catalog import Axis, Named
-from simulator.errors import import_extra
+from simulator.errors import import_extra, insist
 from simulator.run.grid import Cells
 from simulator.run.results import Results
 from simulator.run.row import rows_of
@@ -38,7 +38,8 @@ class WhatIf:
     ----------
     usual
         The values in the documents by slider: a multiple of the bandwidth of each link of the machine, the capacity of
-        its compute tier [B] (the budget, if there is one), and the sequence, if the workload has one [tokens].
+        its compute tier [B] (the budget, if there is one), and the sequence, if the workload has one [tokens]; programs
+        of a job have each their own.
     result
         The last answer.
     """
@@ -54,8 +55,7 @@ class WhatIf:
         self._loaded, self._policy = loaded.without_questions(), policy
         self._cells = Cells([policy], with_bounds=False)
         tier, budget = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
-        room = f"tiers.{tier}.capacity"
-        rooms = (room,) if budget is None else (room, "scenario.budget")
+        rooms = f"tiers.{tier}.capacity", *["scenario.budget"] * (budget is not None)
         fields = {"bandwidth": ("links.*.bandwidth",), "capacity": rooms, "sequence": ("workload.sequence",)}
         units = {"bandwidth": "x", "capacity": "B"}
         self._axes = {name: Axis(name, paths, f"interact, {name}", units.get(name)) for name, paths in fields.items()}
@@ -76,8 +76,11 @@ class WhatIf:
         Raises
         ------
         ConfigError
-            If a document is not valid with these values.
+            If there is no such slider, or a document is not valid with these values.
         """
+        must, do = "a slider is one of the scenario", f"use one of {', '.join(self.usual)}"
+        for name in values:
+            insist(name in self.usual, "interact", must, repr(name), do)
         point = {self._axes[name]: value for name, value in values.items() if value != self.usual[name]}
         case = self._cells.case(catalog.at(self._loaded, point))
         self.result = Results(case, rows_of(case, [self._policy], advice=False))

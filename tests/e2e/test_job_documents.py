@@ -12,6 +12,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.cli import main
 from simulator.errors import ConfigError
+from simulator.run.sliders import WhatIf
 
 pytestmark = pytest.mark.usefixtures("pictures_are_blank")
 
@@ -98,6 +99,10 @@ def test_fields_of_programs_change_and_vary_like_others(story, capsys):
         ("sweep STORY --policy resident", "at ranks 6"),
         ("frontier STORY --policy resident --of workload.programs.tool.delay --such-that step<=2x", "resident"),
         ("crossover STORY --policy resident --policy static --of workload.programs.tool.delay", "static"),
+        (
+            "crossover STORY --policy resident --policy static --of workload.programs.train.ranks",
+            "at 3 neither runs: job loop",
+        ),
         ("validate STORY", "of 1 expectation none fails"),
         ("layout JOB", "4 ranks = act on 0-1, tool on 0-1, train on 2-3"),
         ("list jobs", "agentic_rl_colocated"),
@@ -107,6 +112,16 @@ def test_fields_of_programs_change_and_vary_like_others(story, capsys):
 def test_commands(story, capsys, command, said):
     names = {"STORY": story, "JOB": story.with_name("loop.yaml")}
     assert said in told(capsys, *(names.get(word, word) for word in command.split()))
+
+
+def test_a_job_has_sliders_for_its_machine_alone(story):
+    ask = WhatIf(story, policy="resident")
+    assert [*ask.usual] == ["bandwidth", "capacity"], "programs have sequences of their own"
+    assert ask(capacity=ask.usual["capacity"] // 2)["resident"].is_ok
+    with pytest.raises(
+        ConfigError, match="a slider is one of the scenario, found 'sequence'; use one of bandwidth, cap"
+    ):
+        ask(sequence=64)
 
 
 def test_the_origin_of_a_figure_is_that_of_its_workload(story):
@@ -132,6 +147,10 @@ OTHER = f"""\
     ranks: 2
 edges:
   - {{from: train, to: other, weights: true}}"""
+READER = f"""\
+  other: {{workload: {{model: {MODEL}, phase: prefill, sequence: 32}}, ranks: train}}
+edges:
+  - {{from: other, to: train, weights: true}}"""
 CIRCLE = """\
 schema: hosim/job/1
 name: circle
@@ -195,6 +214,7 @@ BAD = {
         "from: train, to: act",
         "from: act, to: train",
     ),
+    "weights that other only reads; send them from who trains them": ("edges:", READER),
     "edges differ, found the same as edge 0": (
         "edges:",
         "edges:\n  - {from: train, to: act, weights: true, stale: 1}",
@@ -202,7 +222,7 @@ BAD = {
     "runs hand over tensors, in the same round, to a program behind": ("bytes: 1 kB", "bytes: 1 kB, each_run: true"),
     "with each_run one of both patterns has one *": ("bytes: 1 kB", 'tensors: {"x*": "y*"}, each_run: true'),
     "a part is of tensors, found bytes": ("bytes: 1 kB", "bytes: 1 kB, part: true"),
-    "adapters stay with their trainer": ("batch: 2,", "batch: 2, lora: {rank: 4},"),
+    "adapters stay there": ("batch: 2,", "batch: 2, lora: {rank: 4},"),
     "a receiver of weights holds them whole, found shards in other": ("edges:", OTHER),
     "ranks are a number, a list such as 0-3,6": ("ranks: act", "ranks: acts"),
     "a weight has one shape and one format on both sides, found 'embed/tokens.weight'": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,10 +46,27 @@ def test_a_row_has_a_slow_rank_of_its_own_and_a_sweep_varies_it(tmp_path):
     assert unlike > 1.9 * like
 
 
-def test_a_rank_that_does_not_run_has_no_effect(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [("ranks.7.compute=0.5", "ranks.7.compute"), ("ranks={1: {memory: 0.5}, 6-7: {compute: 0.8x}}", "ranks.6-7.*")],
+)
+def test_a_rank_that_does_not_run_has_no_effect(tmp_path, capsys, change, told):
     with pytest.raises(SystemExit):
-        main(["run", str(written(tmp_path, "data: 4")), "--set", "ranks.7.compute=0.5"])
-    assert "without effect here: ranks.7.compute (no such rank)" in capsys.readouterr().out
+        main(["run", str(written(tmp_path, "data: 4")), "--policy", "resident", "--set", change])
+    assert f"without effect here: {told} (no such rank)" in capsys.readouterr().out
+
+
+def test_what_is_wrong_of_several_paces_names_its_rank_and_field():
+    with pytest.raises(ConfigError, match=r"set, ranks\.2\.compute: this is a number, found 'x'"):
+        catalog.resolve("llama3_8b_16_replicas", {"ranks": {"1": {"compute": 0.5}, "2": {"compute": "x"}}})
+
+
+def test_editors_take_a_pace_as_a_multiple_too():
+    pace = catalog.schema("hardware")["$defs"]["DevicePace"]["properties"]["compute"]
+    number, text = pace["anyOf"]
+    assert number == {"type": "number", "exclusiveMinimum": 0, "maximum": 10}
+    assert re.search(text["pattern"], "0.8x")
+    assert not re.search(text["pattern"], "80 %")
 
 
 def test_devices_that_serve_are_alike():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import event, given
+from examples import examples
+from hypothesis import event, given, settings
+from oracle_cases import Run, hosts_that_meet
 from rank_stories import job_of
 from rank_strategies import jobs, paces, unlike
 
@@ -55,3 +57,16 @@ def test_nor_is_one_whose_ranks_are_unlike(case, ranks):
         found = max(bounds_of(programs, hardware, row["peak_hbm_bytes"]), key=lambda bound: bound.ns)
         event(f"{'met' if found.ns == row['step_ns'] else 'not met'}, {found.kind.split()[0]}")
         assert found.ns <= row["step_ns"]
+
+
+@settings(max_examples=examples(400))
+@given(hosts_that_meet())
+def test_nor_is_one_whose_ranks_share_the_cores_of_a_host(run: Run):
+    trace = engine.run(run.programs, run.hardware, budget_bytes=run.budget_bytes)
+    graphs = [program.graph for program in run.programs]
+    if trace.status != "ok":
+        return
+    row = metrics.summarise(job_of(graphs), run.hardware, trace)
+    found = max(bounds_of(run.programs, run.hardware, row["peak_hbm_bytes"]), key=lambda bound: bound.ns)
+    event(f"{'met' if found.ns == row['step_ns'] else 'not met'}, {found.kind}, {graphs[0].steps} steps")
+    assert found.ns <= row["step_ns"]

@@ -11,6 +11,7 @@ from simulator.bounds import Bound, Limits, Precedence, Team, Timing, streams_of
 from simulator.cost import durations_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
+from simulator.hardware.device import HostCompute
 from simulator.plan import NOWHERE
 
 HBM, DDR = 0, 1
@@ -100,6 +101,49 @@ def test_the_memory_of_a_lower_tier_bounds_as_a_bus_does():
     thrice = {name: link.model_copy(update={"passes": {"ddr": 3}}) for name, link in h.links.items()}
     (found,) = limits(job_of([STREAMED] * 4), h.with_links(thrice), homes)
     assert (found.kind, found.ns) == ("bus memory.ddr", 187)
+
+
+def with_cores(nodes: int, **more):
+    """Four ranks on so many nodes, whose cores work in DDR at 1 B/ns."""
+    h = cluster(4, nodes, scope="supernode")
+    ddr = h.tiers["ddr"].model_copy(update={"bandwidth_bytes_per_s": 10**9, "scope": "node", **more})
+    cores = HostCompute.model_validate({"tier": "ddr", "peak": {"bf16": "1 GFLOP/s"}})
+    return h.model_copy(update={"tiers": {**h.tiers, "ddr": ddr}, "host_compute": cores})
+
+
+def updated_by_host(read_bytes: int, steps: int = 2):
+    """A step of 10 ns, a sum, an update on the host, and what waits for it on all ranks for 5 ns."""
+    sums = [f"{name}: {x} -> {x}, all_reduce all 8" for name, x in (("sum", "x"), ("end", "y"))]
+    ops = "f: h -> x, 10 ns", sums[0], "adam: x -> h, 1 ns", "g: h -> y, 5 ns", sums[1], "z: y ->, 1 ns"
+    g = team("x 4, y 4, h 4 persistent", *ops, groups={"all": ((0, 1, 2, 3),)}, steps=steps)
+    adam = replace(g.ops[2], device="host", stream=1, duration_ns=None, read_bytes=read_bytes, write_bytes=0)
+    return replace(g, ops=(*g.ops[:2], adam, *g.ops[3:]))
+
+
+def test_ranks_that_meet_share_the_cores_of_their_host():
+    """60 ns of each update, one after another, between f with the sum and g; two nodes have cores of their own."""
+    g = updated_by_host(60)
+    for nodes, ranks in ((4, 1), (2, 2), (1, 4)):
+        hardware = with_cores(nodes)
+        (found,) = limits(job_of([g] * 4), hardware, {"h": DDR})
+        alone_ns = team_of(job_of([g] * 4), hardware).timings()[0].path_ns
+        assert found.terms["memory ddr"] == alone_ns + (ranks - 1) * 60
+
+
+def test_so_do_unlike_ranks_and_each_update_counts_as_often_as_there_are_such_ranks():
+    more, less = updated_by_host(60), updated_by_host(30)
+    found = limits(job_of([more, less, less, less]), with_cores(1), {"h": DDR})
+    alone_ns = team_of(job_of([more] * 4), with_cores(1)).timings()[0].path_ns
+    assert {bound.terms["memory ddr"] for bound in found} == {alone_ns + 3 * 30}
+
+
+def test_cores_are_not_shared_for_certain_where_ranks_may_do_the_same_at_other_times():
+    g, tight = updated_by_host(60), with_cores(1, capacity_bytes=40)
+    assert "memory ddr" not in limits(job_of([g] * 4), tight, {"h": DDR})[0].terms
+    apart = replace(team_of(job_of([g] * 4), with_cores(1)), draws=True)
+    assert not apart.timings()[0].hosted
+    once = updated_by_host(60, steps=1)
+    assert limits(job_of([once] * 4), tight, {"h": DDR})[0].terms["memory ddr"] > 4 * 60, "the run is its window"
 
 
 def test_copies_that_wait_for_a_collective_of_whenever_are_not_bounded():
