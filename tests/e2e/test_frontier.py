@@ -215,7 +215,7 @@ def test_what_is_narrower_than_all_that_was_tried_is_told(hosim, tmp_path):
         asked = ("--of", of, "--such-that", STALL, "--policy", "static", "--at-most", "4 GB/s")
         done = hosim("frontier", path, *asked)
         assert done.code == 1, done.err
-        assert "but buses.wire.bandwidth is 1.00 GB/s: more changes nothing" in done.out
+        assert "but buses.wire.bandwidth is 1.00 GB/s: set both" in done.out
 
 
 @pytest.mark.slow

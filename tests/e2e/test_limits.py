@@ -117,7 +117,7 @@ def test_a_figure_that_something_narrower_caps_is_told(hosim, tmp_path):
     found = hosim_api.limits(path, policies=["static"], workers=1)
     assert "links.d2h.bandwidth" not in {row["figure"] for row in found.rows}
     assert any(
-        one.startswith("links.d2h.bandwidth is 40.0 GB/s, but buses.wire.bandwidth is 10.0 GB/s: more changes nothing")
+        one.startswith("links.d2h.bandwidth is 40.0 GB/s, but buses.wire.bandwidth is 10.0 GB/s: set both")
         for one in found.sentences
     )
     path.write_text(text.replace("10 GB/s", "400 GB/s"))

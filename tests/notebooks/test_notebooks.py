@@ -32,7 +32,7 @@ SAID = {
             "static meets stall <= 0.1 % at links.*.bandwidth 56 GB/s",
             "bound: no plan that runs each op once meets stall <= 0.1 % below links.*.bandwidth 56 GB/s",
             "static with recompute has no stall in 4 of 5 cells, the first at links.*.bandwidth 32.0 GB/s",
-            "buses.pcie.bandwidth is 100 GB/s: more changes nothing",
+            "buses.pcie.bandwidth is 100 GB/s: set both",
         ],
     ),
     "05_how_much_hbm_for_my_context_length": (
