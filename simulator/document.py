@@ -309,7 +309,8 @@ class Document(Part):
 
 def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
     """Return dotted paths, each after the paths of everything that contains it."""
-    return tuple(dict.fromkeys(chain.from_iterable(accumulate(path.split("."), "{}.{}".format) for path in paths)))
+    prefixes = (accumulate(path.split("."), "{}.{}".format) for path in paths)
+    return tuple(dict.fromkeys(chain.from_iterable(prefixes)))
 
 
 def inside(data: Any, path: Iterable[str]) -> Any:

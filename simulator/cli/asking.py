@@ -159,7 +159,7 @@ def search(scenario: str, **more: Any) -> int:
     Of a job of models that train, the devices are shared out among its programs in all ways.
 
     A layout is left out without a replay only if it cannot be, or cannot have room (a lower bound), or if others are
-    faster by the estimate, which its column is named after. Where a 1F1B pipeline is long full, two replays of fewer
+    faster by the estimate, which has a column of its own. Where a 1F1B pipeline is long full, two replays of fewer
     micro-batches are continued, unless --whole is said. The exit code is 1 if no layout ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     rows = common.run_and_print(hosim.layout_search, scenario, **more).rows

@@ -179,7 +179,11 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
 )
 @click.option("-o", "--out", type=common.PATH, help="A folder for all results, or a .csv or .parquet of rows.")
 @click.option("--cluster", metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
-@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Where rows are kept. [~/.cache/hosim]")
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep rows here. [default: ~/.cache/hosim]",
+)
 @click.option("--no-cache", is_flag=True, help="Neither keep rows nor use kept ones.")
 @click.option("--most-cells", "at_most", type=click.IntRange(1), help="Refuse more cells. [default: 10,000]")
 @click.option(
@@ -255,7 +259,7 @@ def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], junit: Path |
 
     A figure `holds` if it was predicted and ours is within the tolerance of its scenario. `guarded`: none is
     printed, ours is checked. `by construction`: nothing else can come out. `fitted`: something was fitted to it.
-    `shown`: it is only shown beside ours. `missed`: it fails, for the reason below the table. `BROKEN`: it fails.
+    `shown`: it is only shown beside ours. `missed`: it fails, for the reason below the table. `BROKEN`: with none.
     --scale shows which claims depend on a figure of the machine; a machine without that figure runs as it is.
 
     The exit code is 1 if a figure is BROKEN.

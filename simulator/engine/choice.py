@@ -77,10 +77,10 @@ def run(
         If ranks must be folded and cannot be; or if the compiled engine must run what it does not cover.
     """
     stands_in, switches, name = simulated_for(programs, hardware, fold), switches or Switches(), chosen()
-    on_trial = stands_in
-    if fold == "auto" and len({*stands_in}) > 1:  # fewer stand in for all if shared tiers turn out to have room
+    on_trial, simulated = stands_in, len({*stands_in})
+    if fold == "auto" and simulated > 1:  # fewer stand in for all if shared tiers turn out to have room
         folded = classes(programs)
-        may_fold = len({*stands_in}) > len({*folded}) and not folding_obstacle(programs, hardware, is_tried=True)
+        may_fold = simulated > len({*folded}) and not folding_obstacle(programs, hardware, is_tried=True)
         on_trial = folded if may_fold else stands_in
     for tried in (on_trial, stands_in):
         replayed: Trace | None = None

@@ -31,7 +31,9 @@ def waits_for_host(node: ChakraNode, other: ChakraNode) -> bool:
 
     Copies of one direction queue up on their link, and ops wait for one another by tensors of the graph.
     """
-    return node.type != other.type if node.moves and other.moves else node.moves or other.type == STORE
+    if node.moves and other.moves:
+        return node.type != other.type
+    return node.moves or other.type == STORE
 
 
 class RecordedMoves:

@@ -150,7 +150,8 @@ def _check_version(stated: str, where: str, derived: list[str]) -> None:
     parts = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", version or "0.0.4")
     numbers, must = tuple(map(int, parts.groups())) if parts else (), "hosim reads schemas 0.0.4 to 1.x of Chakra"
     insist((0, 0, 4) <= numbers < (2,), where, must, repr(version), "convert it by a chakra_converter of one of them")
-    derived += [f"Schema {version} of Chakra is read as 1.0.0, without its additions."] * (numbers > (1, 0, 0))
+    if numbers > (1, 0, 0):
+        derived.append(f"Schema {version} of Chakra is read as 1.0.0, the newest known, without its additions.")
 
 
 def load(path: Path, derived: list[str]) -> tuple[dict[str, Any], dict[int, ChakraNode]]:

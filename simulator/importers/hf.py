@@ -127,7 +127,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     rows = model.get("positions") or max(sequence or 0, _DEFAULT_SEQUENCE)
     limit = config.count("max_position_embeddings", "seq_length", derived=rows)
     wanted = _tokens(limit, model, (new_tokens or 1) if phase == "decode" else 0) if sequence is None else sequence
-    config.derived += [f"{wanted:,} tokens are more than the model's {limit:,} positions."] * (wanted > limit)
+    if wanted > limit:
+        config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
     axes = {"tensor": tensor, "data": data, "expert": expert, "pipeline": pipeline, "zero_stage": zero_stage}
     axes = {axis: size for axis, size in axes.items() if size != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
@@ -196,7 +197,8 @@ def _decoder(outer: dict[str, Any], where: str, section: str = "") -> tuple[Conf
     if key_of_decoder:
         used = {key_of_decoder, "model_type", "encoder", "text_encoder", *shared, *TOWERS}
         dropped |= {key: 1 for key in outer if key not in used and not is_irrelevant(key)}
-    dropped |= {f"{ties} (no such class ties them)": 1} if way == "never" and ties in {*outer, *inner} else {}
+    if way == "never" and ties in {*outer, *inner}:
+        dropped[f"{ties} (no such class ties them)"] = 1
     inner = {key: value for key, value in inner.items() if key not in (*TOWERS, *[ties] * (way == "never"))}
     towers = {tower: outer[tower] for tower in (*TOWERS, "encoder") if isinstance(outer.get(tower), dict)}
     of_towers = {f"{tower}.{key}": value for tower, keys in towers.items() for key, value in keys.items()}
@@ -214,8 +216,9 @@ def _part(outer: dict[str, Any], part: str, where: str) -> tuple[Config, dict[st
     do = f"{CAPTURE}, or choose {' or '.join(has) or 'the decoder: leave --part out'}"
     found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"
     insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
-    found = repr(outer.get("vision_feature_layer", ""))[:60]  # -2 and such, or a list
-    insist("," not in found, f"{where}, vision_feature_layer", "a projector takes one layer's output", found, CAPTURE)
+    taken, must = outer.get("vision_feature_layer"), "a projector takes one layer's output"
+    is_one = not (isinstance(taken, list) and len(taken) > 1)
+    insist(is_one, f"{where}, vision_feature_layer", must, f"{taken!r:.60}", CAPTURE)
     section = next((f"{key}." for key, value in outer.items() if value is inner), "")
     data = {key: outer[key] for key in _OF_BOTH[-2:] if key in outer} | inner
     c = Config({f"whole.{key}": value for key, value in outer.items()} | data, FAMILIES[name], where, section)

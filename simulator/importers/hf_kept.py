@@ -57,8 +57,8 @@ def quantized(config: Any, c: Config, model: dict[str, Any], compute: str) -> di
     odd = [key for key in ("dynamic", "extra_config") if not isinstance(config.get(key) or {}, dict)]
     insist(not odd, f"{where}, {''.join(odd[:1])}", "this is an object", f"{[config[key] for key in odd]!r:.80}")
     usual, rules = _rules(config, c, where)
-    # of DeepSeek-V4
-    rules += [(["*.experts"], "mxfp4")] * (config.get("expert_dtype", c.get("expert_dtype")) == "fp4" and usual != "")
+    if config.get("expert_dtype", c.get("expert_dtype")) == "fp4" and usual:  # of DeepSeek-V4
+        rules.append((["*.experts"], "mxfp4"))
     cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     is_fp8 = cache == "FP8" or (isinstance(cache, dict) and (cache.get("num_bits"), cache.get("type")) == (8, "float"))
     try:

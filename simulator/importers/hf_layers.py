@@ -99,7 +99,8 @@ def _attending_layers(c: Config, layers: int) -> set[int]:
         return {*range(0, 0 if c.family.single else layers, 2)}
     period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=0)
     insist(period, c.where_is("layer_types"), "this says which layers attend, which have a state", "none", "add it")
-    return {*range(c.count("attn_layer_offset", least=0, derived=period - 1), layers, period)}
+    offset = c.count("attn_layer_offset", least=0, derived=period - 1)
+    return {*range(offset, layers, period)}
 
 
 def _turned(c: Config, layers: int) -> list[int]:

@@ -106,7 +106,8 @@ def _set_sizes(onnx: Any, graph: Any, dim: tuple[str, ...], where: str) -> None:
         shape = [size.dim_value or 1 for size in _sizes(info)]
         must, do = "an input by which a file branches has one element", "leave it out"
         insist(set(shape) <= {1}, "--dim", must, f"{info.name}, {' x '.join(map(str, shape))}", do)
-        graph.initializer.append(onnx.numpy_helper.from_array(np.full(shape, given[info.name] != "0"), info.name))
+        is_on = np.full(shape, given[info.name] != "0")
+        graph.initializer.append(onnx.numpy_helper.from_array(is_on, info.name))
         graph.input.remove(info)
         used.add(info.name)
     for infos in (graph.input, graph.value_info, graph.output):

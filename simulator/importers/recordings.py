@@ -311,7 +311,8 @@ def read_graph(source: str | Path, *, views: residency_json.Views = "reads") -> 
     measured_ns = sum(op.duration_ns or 0 for op in graph.ops)
     kept = {"measured times of ops": human(measured_ns, "ns")} if measured_ns else {}
     derived = [f"The graph is that of {path.name}; it runs {'once' if is_trace else 'as often as the file says'}."]
-    derived += [f"Ops that only make a view {views.removesuffix('s')} what they view (--views)."] * is_trace
+    if is_trace:
+        derived.append(f"Ops that only make a view {views.removesuffix('s')} what they view (--views).")
     workload = Workload(name=named(graph.name), title=f"The graph of {path.name}", graph=".jsonl")
     dropped = residency_json.unused(path) if is_trace else {}
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), dropped)

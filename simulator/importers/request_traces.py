@@ -99,8 +99,10 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
         trace = read_requests(path, most)
         dropped[_EMPTY] += trace.unanswered
     requests = [request._replace(arrival_ns=round(request.arrival_ns * slower)) for request in trace.requests]
-    derived += [f"Times between arrivals are {slower:g} times as long as in the file (--slower)."] * (slower != 1)
-    derived += [f"{trace.late:,} requests stood after later ones; all are now in order of arrival."] * bool(trace.late)
+    if slower != 1:
+        derived.append(f"Times between arrivals are {slower:g} times as long as in the file (--slower).")
+    if trace.late:
+        derived.append(f"{trace.late:,} requests stood after later ones; all are now in order of arrival.")
     if trace.further:
         derived.append(f"The first {most:,} requests by arrival are taken (--count; a run serves at most {MOST:,}).")
         dropped["further requests"] += trace.further

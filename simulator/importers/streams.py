@@ -107,8 +107,9 @@ def replay(
         end.idle_ns = max(0, end.start_ns - ready_ns)
     step.step_ns, program = end.start_ns - first_ns, _with_launches([*parts, end], syncs, first_ns, latency_ns)
     _write(step, program, ops)
-    text = f"Waits between streams: {noted:,} are recorded, {inferred:,} inferred, from ops that had just ended."
-    step.derived += [text] * (len(streams) > 1)
+    if len(streams) > 1:
+        text = f"Waits between streams: {noted:,} are recorded, {inferred:,} inferred, from ops that had just ended."
+        step.derived.append(text)
     if host := [part for part in program if part.stream == _HOST]:
         took, synced = human(sum(part.took_ns for part in host), "ns"), sum(bool(part.after) for part in host)
         text = f"The host works for {took} from launch to launch; it waits for the device {counted(synced, 'time')}."

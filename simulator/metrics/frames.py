@@ -143,7 +143,8 @@ class Frames:
 
     def _ranks(self) -> Columns:
         rows = self._rows()
-        return {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
 
     def _joined(self, make: Callable[[Graph, Hardware, Trace], Columns], keys: tuple[str, ...]) -> Columns:
         """Join the tables of all simulated ranks, sorted by these columns, the last of which counts most."""

@@ -121,7 +121,7 @@ def _reached(row: Row, question: Question) -> str:
             return f"{who}: {none} {does} at any {question.of} tried."
         if "next" in row:
             return f"{who}: {none} {does} {('above', 'below')[question.sign < 0]} {question.of} {value}."
-        return f"{who}: some plan that {does} may be there at {question.of} {value}, where the search ended."
+        return f"{who}: a plan that {does} is not ruled out at {question.of} {value}, where the search ended."
     text = f"{who} {does} at {f'{question.of} {value}' if value else f'no {question.of} tried'}"
     text += f", with a step of {_slowdown(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
     if row["holes"]:

@@ -14,7 +14,7 @@ from simulator.units import listed
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""
 _SOME = 3
-"""Most waits of a self-blocking plan that are named: the first ones show the circle."""
+"""Most rows that a sentence names, and waits of a plan that blocks itself: the first ones show the circle."""
 _WAYS_OUT = 2
 """Most levers that a sentence names, so that it is short; the report has all."""
 _NO_GAP = 0.0005
@@ -110,13 +110,19 @@ def _compared(running: Sequence[Row]) -> list[Row]:
 def _real(running: Sequence[Row]) -> str:
     """Say between what times real steps lie, and whether the fastest row stays the fastest at any of them."""
     first, *others = (row for row in running if present(row.summary.get("real_low_ns")))
+    others = [row for row in others if row.summary["step_ns"] > first.summary["step_ns"] * _TIE]
     near = [row.label for row in others if row.summary["real_low_ns"] <= first.summary["real_high_ns"]]
     far = [row.label for row in others if row.label not in near]
     text = f"{first.label}: a real step takes {named(first)['real_step']}"
     text += ", as 80 % of published measurements of such steps do"
-    text += f"; steps of {listed(far)} take longer" if far else ""
-    who = listed(near) if far or not near[2:] else "any other row"
+    text += f"; steps of {_few(far)} take longer" if far else ""
+    who = _few(near) if far or not near[2:] else "any other row"
     return text + (f"; {who} may be as fast" if near else "")
+
+
+def _few(labels: Sequence[str]) -> str:
+    """Name rows, or count them if they are many."""
+    return f"{len(labels)} other rows" if labels[_SOME:] else listed(labels)
 
 
 def _spends(row: Row, *, is_whole: bool = False) -> str:

@@ -78,8 +78,9 @@ class Result(Row):
         **more
             Further attributes.
         """
+        given = any(task.problem.gives_homes for task in case.tasks)
         about = (label, case.choice(label).policy, summary, case.job, case.hardware, max(case.rooms))
-        return cls(*about, homes_are_given=any(task.problem.gives_homes for task in case.tasks), case=case, **more)
+        return cls(*about, homes_are_given=given, case=case, **more)
 
     @property
     def status(self) -> str:
@@ -317,7 +318,8 @@ class Results(dict[str, Result]):
         """
         from simulator.report.pictures import comparison  # noqa: PLC0415 - drawing takes time to import
 
-        return comparison(list(self.values()), self.case.loaded.scenario.heading, ax)
+        scenario = self.case.loaded.scenario
+        return comparison(list(self.values()), scenario.heading, ax)
 
     def write(self, out: str | Path, command: str = "") -> None:
         """Write all results into a folder: tables, plans, pictures, Perfetto traces and a report.

@@ -55,7 +55,8 @@ class WhatIf:
         self._loaded, self._policy = loaded.without_questions(), policy
         self._cells = Cells([policy], with_bounds=False)
         tier, budget = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
-        rooms = f"tiers.{tier}.capacity", *["scenario.budget"] * (budget is not None)
+        room = f"tiers.{tier}.capacity"
+        rooms = (room,) if budget is None else (room, "scenario.budget")
         fields = {"bandwidth": ("links.*.bandwidth",), "capacity": rooms, "sequence": ("workload.sequence",)}
         units = {"bandwidth": "x", "capacity": "B"}
         self._axes = {name: Axis(name, paths, f"interact, {name}", units.get(name)) for name, paths in fields.items()}

@@ -225,7 +225,8 @@ class Scenario(Document):
         free. Another tier is a home for lasting tensors: persistent ones, and outputs, which then have room there from
         the start, and are there at the end of each step.
     budget_bytes
-        Budget of the compute tier [B]; default: all that is usable of it (`Tier.usable_bytes`).
+        Budget of the compute tier [B]; default: what is taken of it, less what is
+        reserved, staged or lost.
     policies
         Rows of the table. A bare name is the policy with its default options.
     sweep

@@ -108,7 +108,8 @@ class DlrmModel(Part):
     @property
     def layers(self) -> dict[str, tuple[int, int]]:
         """Layer of a perceptron -> its inputs and outputs; those of the top begin with products of pairs of vectors."""
-        widths = {"bottom": self.bottom, "top": (self.vectors * (self.vectors - 1) // 2 + self.dim, *self.top)}
+        pairs = self.vectors * (self.vectors - 1) // 2 + self.dim
+        widths = {"bottom": self.bottom, "top": (pairs, *self.top)}
         return {f"{name}.{i}": pair for name, whole in widths.items() for i, pair in enumerate(pairwise(whole))}
 
     @property

@@ -292,7 +292,8 @@ def test_the_command_searches_the_least_of_any_machine_whatever_rows_set(hosim, 
     assert done.code == 0, done.err
     head, row, bound, why, rest, premise = filter(None, done.out.splitlines())
     assert bound.startswith("bound     1.01x resident")
-    assert rest.endswith(", where the search ended.")
+    not_ruled_out = "a plan that fits within 1.01x resident is not ruled out at tiers.hbm.capacity 9 MB"
+    assert rest == f"bound: {not_ruled_out}, where the search ended."
     assert "within" in head
     assert row.startswith("resident  1.01x resident")
     assert "9 MB or less" in row

@@ -317,6 +317,26 @@ def test_a_sentence_says_why_a_policy_that_could_move_data_moved_none():
     assert len(sentences(rows[:1])) == 1
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((), "."),
+        ((1001,), "."),  # a tie is as fast
+        ((1001, 1100, 2000), "; b and c may be as fast."),
+        ((1100, 1200, 2000), "; any other row may be as fast."),
+        ((1500, 2600), "; steps of b take longer; a may be as fast."),
+        ((1100, 1200, 1300, 1400, 3000, 4000), "; steps of e and f take longer; 4 other rows may be as fast."),
+    ],
+)
+def test_a_sentence_says_between_what_times_real_steps_lie_and_which_rows_may_be_as_fast(steps, said):
+    rows = [_row("x", 1000), *(_row(label, step) for label, step in zip("abcdef", steps, strict=False))]
+    for row in rows:
+        step = row.summary["step_ns"]
+        row.summary.update(real_low_ns=step, real_median_ns=step, real_high_ns=2 * step + 500)
+    real = "x: a real step takes 1.00 us to 2.50 us, as 80 % of published measurements of such steps do"
+    assert sentences(rows)[-1] == real + said
+
+
 def test_sentences_on_a_row_that_computes_longer():
     fast = _row("static", 1000, slowdown_vs_fastest=1.0)
     slow = _row("recompute", 1300, slowdown_vs_fastest=1.3)
